@@ -1,0 +1,5 @@
+"""Semel: exactly-once for stream pipelines."""
+
+from semel.version import __version__
+
+__all__ = ["__version__"]
