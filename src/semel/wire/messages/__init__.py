@@ -1,0 +1,1 @@
+"""Kafka's messages, one module an API. Generated: see tools/generate_wire.py."""

@@ -1,0 +1,1 @@
+"""The generator of `semel.wire.messages`: notation in, typed Python out."""
