@@ -23,6 +23,7 @@ WritableBuffer: TypeAlias = bytearray | memoryview
 
 # Error codes of the protocol that a refused batch is answered with.
 CORRUPT_MESSAGE: Final = 2
+MESSAGE_TOO_LARGE: Final = 10
 INVALID_TIMESTAMP: Final = 32
 UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
 UNSUPPORTED_COMPRESSION_TYPE: Final = 76
