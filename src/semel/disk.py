@@ -38,6 +38,13 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> int:
         """Write any number of buffers one after the other, and say how many bytes were taken."""
 
+    def pwritev_sync(self, buffers: Sequence[Buffer], offset: int) -> int:
+        """`pwritev`, and make just these bytes as durable as `fdatasync` would: in one system call if it can.
+
+        One call instead of two matters to a thread that shares Python's lock with a busy event loop: it waits
+        up to a switch interval after each.
+        """
+
     def pread(self, size: int, offset: int) -> bytes:
         """Read up to `size` bytes; fewer only at the end of the file."""
 
@@ -109,12 +116,15 @@ def failure(what: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {what} {path}: {error.strerror}; {advice}")
 
 
-def write_fully(file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Write all the buffers and return their size. Less than all is a failure, and is not tried again."""
+def write_fully(file: File, buffers: Sequence[Buffer], offset: int, *, sync: bool = False) -> int:
+    """Write all the buffers and return their size. Less than all is a failure, and is not tried again.
+
+    With `sync` the bytes are durable on return.
+    """
     size = 0
     for buffer in buffers:
         size += len(buffer)
-    written = file.pwritev(buffers, offset)
+    written = file.pwritev_sync(buffers, offset) if sync else file.pwritev(buffers, offset)
     if written != size:
         raise StorageError(
             f"cannot write {size} bytes at {offset} of {file.path}: only {written} were taken; "
@@ -139,6 +149,17 @@ class OsFile:
             return self._pwritev_in_parts(buffers, offset)
         except OSError as error:
             raise failure(f"write at {offset} of", self.path, error) from error
+
+    def pwritev_sync(self, buffers: Sequence[Buffer], offset: int) -> int:
+        if len(buffers) <= IOV_MAX:
+            try:
+                return os.pwritev(self._fd, buffers, offset, os.RWF_DSYNC)
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise failure(f"write and sync at {offset} of", self.path, error) from error
+        written = self.pwritev(buffers, offset)
+        self.fdatasync()
+        return written
 
     def _pwritev_in_parts(self, buffers: Sequence[Buffer], offset: int) -> int:
         written = 0
