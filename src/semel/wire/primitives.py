@@ -29,6 +29,7 @@ SPLICE_MIN_BYTES: Final = 512
 """Shorter record sets are copied: one more buffer in a write costs more than that."""
 
 UVARINT_MAX_BYTES: Final = 5
+UVARINT_MAX: Final = 2**32 - 1
 ZERO_UUID: Final = bytes(16)
 """Kafka's "no id"."""
 
@@ -81,6 +82,8 @@ def length_refused(field: str, length: int) -> DecodeError:
 
 
 def count_refused(field: str, count: int, bytes_left: int) -> DecodeError:
+    if count == -1:
+        return DecodeError(f"{field} is null, which this version does not allow")
     return DecodeError(f"{field} claims {count} elements where {max(bytes_left, 0)} bytes are left")
 
 
@@ -105,6 +108,8 @@ def uvarint_tail(buf: memoryview, pos: int, value: int) -> tuple[int, int]:
         pos += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
+            if value > UVARINT_MAX:
+                raise DecodeError("a varint has more than 32 bits")
             return value, pos
     raise DecodeError(f"a varint is longer than {UVARINT_MAX_BYTES} bytes")
 

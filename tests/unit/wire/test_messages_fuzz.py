@@ -1,0 +1,162 @@
+"""Damaged bytes: whatever a decoder is given, it answers with a message or with DecodeError, and soon.
+
+SEMEL_FUZZ_SEED and SEMEL_FUZZ_ROUNDS repeat a failure or dig deeper.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import tracemalloc
+
+import pytest
+from wire_messages import MESSAGE_VERSIONS, MessageVersion, encoded, random_message
+
+from semel.wire.frames import decode_request_header, decode_response_header
+from semel.wire.messages.fetch import FetchRequest
+from semel.wire.messages.metadata import MetadataRequest
+from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.wire.primitives import DecodeError
+
+SEED = int(os.environ.get("SEMEL_FUZZ_SEED", "1"))
+ROUNDS = int(os.environ.get("SEMEL_FUZZ_ROUNDS", "60"))
+PREFIXES = 300
+# What attackers write where a length is expected.
+LENGTHS = [
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xfe",
+    b"\xff\xff\xff\xff",
+    b"\x7f\xff",
+    b"\xff\xfe",
+    b"\xff\xff\xff\xff\x0f",
+    b"\xff\xff\xff\xff\xff\x0f",
+    b"\xff" * 11,
+    b"\x80" * 5,
+    b"\x00",
+]
+
+
+def mutated(valid: bytes, dice: random.Random) -> bytes:
+    damaged = bytearray(valid)
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randrange(len(damaged) + 1)
+        match dice.randrange(5):
+            case 0 if at < len(damaged):
+                damaged[at] = dice.randrange(256)
+            case 1 if at < len(damaged):
+                damaged[at] ^= 1 << dice.randrange(8)
+            case 2:
+                lengths = dice.choice(LENGTHS)
+                damaged[at : at + len(lengths)] = lengths
+            case 3:
+                del damaged[at : at + dice.randint(1, 8)]
+            case _:
+                damaged[at:at] = dice.randbytes(dice.randint(1, 8))
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("message", MESSAGE_VERSIONS, ids=str)
+def test_damaged_bytes_give_a_decode_error_and_nothing_else(message: MessageVersion) -> None:
+    dice = random.Random(f"{SEED} {message}")
+    valid = encoded(random_message(message.message_type, dice), message.version)
+    for round_number in range(ROUNDS):
+        damaged = mutated(valid, dice)
+        try:
+            message.message_type.decode(memoryview(damaged), 0, message.version)
+        except DecodeError:
+            pass
+        except Exception as error:
+            pytest.fail(f"seed {SEED}, round {round_number}: {error!r} from {damaged.hex()}")
+
+
+@pytest.mark.parametrize("message", MESSAGE_VERSIONS, ids=str)
+def test_no_part_of_a_message_passes_for_the_whole(message: MessageVersion) -> None:
+    dice = random.Random(f"{SEED} {message}")
+    valid = encoded(random_message(message.message_type, dice), message.version)
+    _, end = message.message_type.decode(memoryview(valid), 0, message.version)
+    assert end == len(valid)
+    cuts = range(len(valid)) if len(valid) <= PREFIXES else sorted(dice.sample(range(len(valid)), PREFIXES))
+    for cut in cuts:
+        with pytest.raises(DecodeError):
+            message.message_type.decode(memoryview(valid)[:cut], 0, message.version)
+
+
+@pytest.mark.parametrize("message", MESSAGE_VERSIONS, ids=str)
+def test_what_is_decoded_is_what_was_encoded(message: MessageVersion) -> None:
+    first, _ = message.message_type.decode(
+        memoryview(encoded(random_message(message.message_type, random.Random(SEED)), message.version)),
+        0,
+        message.version,
+    )
+    padded = b"before" + encoded(first, message.version) + b"after"
+    again, end = message.message_type.decode(memoryview(padded), 6, message.version)
+    assert (again, end) == (first, len(padded) - 5)
+
+
+def test_damaged_headers_give_a_decode_error_and_nothing_else() -> None:
+    dice = random.Random(SEED)
+    valid = bytes.fromhex("0001000c00000007000573656d656c00")
+    for _ in range(5_000):
+        damaged = memoryview(mutated(valid, dice))
+        for decode in (decode_request_header, lambda buf: decode_response_header(buf, 1, 12)):
+            try:
+                decode(damaged)
+            except DecodeError:
+                pass
+
+
+COUNT_MAX = b"\x7f\xff\xff\xff"
+UVARINT_MAX = b"\xff\xff\xff\xff\x07"
+
+
+@pytest.mark.parametrize(
+    ("decode", "version", "damaged"),
+    [
+        pytest.param(MetadataRequest.decode, 1, COUNT_MAX + b"\0" * 1000, id="classic-array"),
+        pytest.param(MetadataRequest.decode, 9, UVARINT_MAX + b"\0" * 1000, id="compact-array"),
+        pytest.param(ProduceRequest.decode, 3, b"\xff\xff\0\0\0\0\0\0" + COUNT_MAX, id="classic-topics"),
+        pytest.param(ProduceRequest.decode, 9, b"\0\0\0\0\0\0\0" + UVARINT_MAX, id="compact-topics"),
+        pytest.param(ProduceRequest.decode, 9, b"\xff\xff\xff\xff\x0f" + b"\0" * 1000, id="compact-string"),
+        pytest.param(
+            MetadataRequest.decode, 9, b"\x01\x00\x00\x00" + UVARINT_MAX + b"\0" * 9, id="tag-count"
+        ),
+        pytest.param(FetchRequest.decode, 12, b"\xff" * 40 + UVARINT_MAX * 100, id="everything"),
+    ],
+)
+def test_a_claimed_size_allocates_nothing(decode, version: int, damaged: bytes) -> None:  # type: ignore[no-untyped-def]
+    tracemalloc.start()
+    started = time.process_time()
+    try:
+        with pytest.raises(DecodeError):
+            decode(memoryview(damaged), 0, version)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+    assert time.process_time() - started < 0.5
+
+
+def test_memory_stays_in_proportion_to_the_bytes_received() -> None:
+    # The most that one byte can buy: a request of nothing but the smallest structs.
+    count = 20_000
+    damaged = b"\0\0\0\0\0\0\0" + b"\xa1\x9c\x01" + b"\x01\x01\x00" * (count - 1)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DecodeError):
+            ProduceRequest.decode(memoryview(damaged), 0, 9)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 80 * len(damaged)
+
+
+def test_records_are_a_view_of_the_request() -> None:
+    request = ProduceRequest(
+        topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(0, b"r" * 2000)])]
+    )
+    received = bytearray(encoded(request, 9))
+    decoded, _ = ProduceRequest.decode(memoryview(received), 0, 9)
+    records = decoded.topic_data[0].partition_data[0].records
+    assert isinstance(records, memoryview)
+    assert records.obj is received
