@@ -1,0 +1,1 @@
+"""Segments: a view of the journal that Fetch reads. Flush, retention, compaction."""

@@ -1,0 +1,116 @@
+"""Open segment files: shared by the loop, the writer and the workers, and not too many at once.
+
+A `SegmentFile` closes its descriptor when nobody refers to it any more. So whoever still reads or writes
+keeps it open just by holding it, also after the cache has dropped it or its name has been deleted, and nobody
+has to give it back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import Final, Protocol
+
+from semel.disk import Disk, File
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+CLEANED_SUFFIX: Final = ".cleaned"
+"""What a compaction is writing; of no value until it is renamed."""
+SWAP_SUFFIX: Final = ".swap"
+"""A finished compaction, named `<base>-<end>`, that replaces all segments of that range."""
+OFFSET_DIGITS: Final = 20
+
+
+def log_name(base_offset: int) -> str:
+    return f"{base_offset:0{OFFSET_DIGITS}}{LOG_SUFFIX}"
+
+
+def index_name(base_offset: int) -> str:
+    return f"{base_offset:0{OFFSET_DIGITS}}{INDEX_SUFFIX}"
+
+
+def cleaned_name(base_offset: int) -> str:
+    return f"{base_offset:0{OFFSET_DIGITS}}{CLEANED_SUFFIX}"
+
+
+def swap_name(base_offset: int, end_offset: int) -> str:
+    return f"{base_offset:0{OFFSET_DIGITS}}-{end_offset:0{OFFSET_DIGITS}}{SWAP_SUFFIX}"
+
+
+class SegmentFile:
+    """An open file that is closed with its last reference."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+class HasFile(Protocol):
+    """What the cache needs to know of a segment."""
+
+    file: SegmentFile | None
+
+    @property
+    def path(self) -> Path: ...
+
+
+class OpenFiles:
+    """The segment files that are open, the least recently used first. Any thread may ask."""
+
+    def __init__(self, disk: Disk, limit: int) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._lock = Lock()
+        self._used: OrderedDict[HasFile, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def get(self, segment: HasFile) -> SegmentFile:
+        """The file of a segment that has been written before."""
+        with self._lock:
+            return self._get(segment, create=False)
+
+    def get_or_create(self, segment: HasFile) -> SegmentFile:
+        """The file of a segment, made if need be."""
+        with self._lock:
+            return self._get(segment, create=True)
+
+    def _get(self, segment: HasFile, create: bool) -> SegmentFile:
+        opened = segment.file
+        if opened is not None:
+            if segment in self._used:
+                self._used.move_to_end(segment)
+            return opened
+        opened = SegmentFile(self._open(segment.path, create))
+        segment.file = opened
+        self._used[segment] = None
+        if len(self._used) > self._limit:
+            oldest, _ = self._used.popitem(last=False)
+            oldest.file = None
+        return opened
+
+    def _open(self, path: Path, create: bool) -> File:
+        if not create or self._disk.exists(path):
+            return self._disk.open(path, writable=True)
+        self._disk.mkdir(path.parent)
+        return self._disk.create(path)
+
+    def pin(self, segment: HasFile) -> SegmentFile:
+        """Keep the file for as long as the segment lives: its name is about to mean another file."""
+        with self._lock:
+            opened = self._get(segment, create=False)
+            self._used.pop(segment, None)
+            return opened
+
+    def forget(self, segment: HasFile) -> None:
+        """The segment is no longer part of the log."""
+        with self._lock:
+            self._used.pop(segment, None)
+            segment.file = None

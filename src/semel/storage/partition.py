@@ -1,0 +1,468 @@
+"""The files of one partition: a chain of segments, appended to, read, flushed and deleted.
+
+A batch goes through three steps, each on the thread that may do it:
+
+    append   loop     the batch gets its place: a segment and a position. Nothing is written.
+    write    writer   `Store.write` puts it there, after the journal has it.
+    reveal   loop     it is durable: the segment and its index now count it, and readers may see it.
+
+Which segment a batch goes to follows from the batches and the settings alone, not from a clock, so that a
+recovery puts the same bytes in the same places. Recovery is `restore` (believe what was flushed), the same
+three steps for what the journal has beyond that, then `trim` (cut and delete what is left over). Files are
+overwritten first and cut last: readers of the state before a failed write still read them, and find the bytes
+that they expect.
+
+Everything here belongs to the loop, but for the jobs, whose `run` is for a worker thread.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from semel.errors import CorruptionError, StorageError
+from semel.log.partition import AbortedTransaction
+from semel.storage.files import LOG_SUFFIX, OFFSET_DIGITS, SegmentFile
+from semel.storage.index import SegmentIndex
+from semel.storage.segment import Region, Segment, read_fully, scan
+from semel.storage.settings import LogSettings
+from semel.wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Buffer
+from semel.wire.records import read_end_marker
+
+if TYPE_CHECKING:
+    from semel.storage.store import Store
+
+SCANNED_INTERVAL_BYTES: Final = 4096
+"""Distance of the index entries where a lost index is made again."""
+
+_base_offset = attrgetter("base_offset")
+
+
+@dataclass(slots=True, frozen=True)
+class Flushed:
+    """What of a partition is on disk for certain: all segments before this one, and this one up to `size`."""
+
+    segment_base: int
+    size: int
+    end_offset: int
+
+
+class Placement:
+    """A batch and its place."""
+
+    __slots__ = ("aborted", "batch", "header", "interval_bytes", "position", "segment")
+
+    def __init__(
+        self,
+        segment: Segment,
+        position: int,
+        batch: Buffer,
+        header: BatchHeader,
+        aborted: AbortedTransaction | None,
+        interval_bytes: int,
+    ) -> None:
+        self.segment = segment
+        self.position = position
+        self.batch = batch
+        self.header = header
+        self.aborted = aborted
+        self.interval_bytes = interval_bytes
+
+
+class Recovery:
+    """What a partition must remember between `restore` and `trim`."""
+
+    __slots__ = ("flushed", "is_lost", "rolls", "rolls_end")
+
+    def __init__(self, flushed: Flushed | None, is_lost: bool, rolls: frozenset[int], rolls_end: int) -> None:
+        self.flushed = flushed
+        self.is_lost = is_lost
+        """Whether the file that was being appended to at the flush is missing or too short."""
+        self.rolls = rolls
+        """Where the store before this one began its segments, which its readers still use ..."""
+        self.rolls_end = rolls_end
+        """... for the offsets below this."""
+
+
+class PartitionStore:
+    """One partition. No directory and no file until the first append."""
+
+    __slots__ = (
+        "_first_timestamp",
+        "_open_transactions",
+        "_pending",
+        "_planned_size",
+        "_recovery",
+        "end_offset",
+        "flushed",
+        "partition",
+        "revealed_offset",
+        "segments",
+        "store",
+        "topic_id",
+    )
+
+    def __init__(self, store: Store, topic_id: bytes, partition: int) -> None:
+        self.store = store
+        self.topic_id = topic_id
+        self.partition = partition
+        self.segments: list[Segment] = []
+        self.end_offset = 0
+        """Where the next batch goes."""
+        self.revealed_offset = 0
+        """What lies below is written and may be read."""
+        self.flushed: Flushed | None = None
+        self._pending: list[Placement] = []
+        """The batches between `revealed_offset` and `end_offset`. Bounded by what the journal lets wait."""
+        self._planned_size = 0
+        self._first_timestamp = 0
+        """Size and first timestamp of the last segment, pending batches included."""
+        self._open_transactions: dict[int, int] | None = {}
+        """The first offsets of the transactions open at `revealed_offset`, by producer; None: not loaded."""
+        self._recovery: Recovery | None = None
+
+    def __repr__(self) -> str:
+        return f"PartitionStore({self.topic_id.hex()}-{self.partition}, {self.segments})"
+
+    @property
+    def directory(self) -> Path:
+        return self.store.directory / self.topic_id.hex() / str(self.partition)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    # Appending.
+
+    def append(
+        self,
+        batch: Buffer,
+        header: BatchHeader,
+        *,
+        settings: LogSettings,
+        aborted: AbortedTransaction | None = None,
+    ) -> Placement:
+        """Give the next batch its place. `aborted` is what the batch, a marker, makes unreadable."""
+        base_offset = header.base_offset
+        if base_offset < self.end_offset:
+            raise StorageError(
+                f"batch at offset {base_offset} is below the end {self.end_offset} of {self.directory}; "
+                "offsets only grow, so this is a fault of the broker: restart it to recover from the journal"
+            )
+        if self._open_transactions is None:
+            self._load_end()
+        size = len(batch)
+        if not self.segments or self._must_roll(header, size, settings):
+            self._roll(header)
+        placement = Placement(
+            self.segments[-1], self._planned_size, batch, header, aborted, settings.index_interval_bytes
+        )
+        self._planned_size += size
+        self.end_offset = base_offset + header.last_offset_delta + 1
+        self._pending.append(placement)
+        return placement
+
+    def _must_roll(self, header: BatchHeader, size: int, settings: LogSettings) -> bool:
+        recovery = self._recovery
+        if recovery is not None and header.base_offset < recovery.rolls_end:
+            return header.base_offset in recovery.rolls
+        if self._planned_size == 0:
+            return False
+        return (
+            self._planned_size + size > settings.segment_bytes
+            or header.max_timestamp - self._first_timestamp > settings.segment_ms
+        )
+
+    def _roll(self, header: BatchHeader) -> None:
+        segment = Segment(self, header.base_offset)
+        segment.index = SegmentIndex(header.base_offset)
+        self.segments.append(segment)
+        self._planned_size = 0
+        self._first_timestamp = header.max_timestamp
+
+    def reveal(self, end_offset: int) -> None:
+        """What lies below `end_offset`, the end of a batch, is written and durable."""
+        admitted = 0
+        for placement in self._pending:
+            header = placement.header
+            if header.base_offset >= end_offset:
+                break
+            self._admit(placement, header)
+            admitted += 1
+        del self._pending[:admitted]
+        self.revealed_offset = max(self.revealed_offset, end_offset)
+
+    def _admit(self, placement: Placement, header: BatchHeader) -> None:
+        segment = placement.segment
+        index = segment.index
+        assert index is not None
+        base_offset = header.base_offset
+        end_offset = base_offset + header.last_offset_delta + 1
+        if placement.position == 0:
+            self._close_before(segment)
+        index.remember(base_offset, placement.position)
+        index.add(base_offset, end_offset, header.size, header.max_timestamp, placement.interval_bytes)
+        segment.size = index.log_size
+        segment.end_offset = end_offset
+        segment.max_timestamp = index.max_timestamp
+        if header.attributes & TRANSACTIONAL_BIT:
+            self._admit_transactional(segment, index, placement)
+
+    def _admit_transactional(self, segment: Segment, index: SegmentIndex, placement: Placement) -> None:
+        header = placement.header
+        opened = self._open_transactions
+        assert opened is not None
+        if not header.attributes & CONTROL_BIT:
+            opened.setdefault(header.producer_id, header.base_offset)
+            return
+        aborted = placement.aborted
+        if aborted is None and self._recovery is not None:
+            # The state that could tell was restored from a snapshot which already has this marker.
+            aborted = _ended_by(placement.batch, header.base_offset, header.producer_id, opened)
+        opened.pop(header.producer_id, None)
+        if aborted is not None:
+            index.add_aborted(aborted)
+            segment.aborted_from = min(segment.aborted_from, aborted.first_offset)
+
+    def _close_before(self, segment: Segment) -> None:
+        """The segment before `segment` is complete, now that a batch of `segment` is revealed."""
+        for earlier in reversed(self.segments):
+            if earlier.base_offset < segment.base_offset:
+                if earlier.index is not None:
+                    earlier.index.forget_recent()
+                return
+
+    # Reading.
+
+    def read(
+        self, offset: int, max_bytes: int, end_offset: int, *, at_least_one: bool = True
+    ) -> Region | None:
+        """Bytes from the batch that holds `offset` up to the batch at `end_offset`; None if there are none.
+
+        They are cut at `max_bytes`, perhaps within a batch; with `at_least_one` the first batch is whole.
+        """
+        end_offset = min(end_offset, self.revealed_offset)
+        for i in range(self._segment_holding(offset), len(self.segments)):
+            segment = self.segments[i]
+            if segment.base_offset >= end_offset:
+                return None
+            position, batch_bytes = self._locate(i, offset)
+            end = segment.size if end_offset >= segment.end_offset else self._locate(i, end_offset)[0]
+            size = end - position
+            if size <= 0:
+                continue  # Compaction took all that was left here.
+            if size > max_bytes:
+                size = max(max_bytes, batch_bytes) if at_least_one else max_bytes
+            return Region(self.store.files.get(segment), position, size) if size > 0 else None
+        return None
+
+    def _segment_holding(self, offset: int) -> int:
+        """The place in `segments` of the one that holds `offset`, or the first one if it lies before that."""
+        last = len(self.segments) - 1
+        if last < 0 or offset >= self.segments[last].base_offset:
+            return max(last, 0)
+        return max(bisect_right(self.segments, offset, key=_base_offset) - 1, 0)
+
+    def _locate(self, i: int, offset: int) -> tuple[int, int]:
+        """Position and size of the first batch in a segment that ends after `offset`; its end if none."""
+        segment = self.segments[i]
+        if offset >= segment.end_offset:
+            return segment.size, 0
+        index = self._index(i)
+        place = index.recent_place(offset)
+        if place is not None:
+            return place
+        opened = self.store.files.get(segment)
+        for batch in scan(opened.file, index.floor(offset), segment.size):
+            if batch.end_offset > offset:
+                return batch.position, batch.size
+        return segment.size, 0
+
+    def aborted_in(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions with records in the range, in the order in which they ended."""
+        found: list[AbortedTransaction] = []
+        for i in range(self._segment_holding(start_offset), len(self.segments)):
+            segment = self.segments[i]
+            if segment.index is None:
+                self._load(i)
+            if segment.aborted_from < end_offset and not self._index(i).collect_aborted(
+                start_offset, end_offset, found
+            ):
+                break
+        return found
+
+    # Indexes that are not in memory.
+
+    def _index(self, i: int) -> SegmentIndex:
+        index = self.segments[i].index
+        return self._load(i)[0] if index is None else index
+
+    def _load(self, last: int) -> tuple[SegmentIndex, dict[int, int]]:
+        """Load the index of a segment; also tells which transactions are open at its end.
+
+        Where its file says nothing, the segment is read; for that, the one before must tell what is open at
+        its beginning, which may in turn have to be read.
+        """
+        first = last
+        index, opened = self._load_blocks(first)
+        while opened is None and first > 0:
+            first -= 1
+            index, opened = self._load_blocks(first)
+        opened = opened or {}
+        for i in range(first, last + 1):
+            segment = self.segments[i]
+            if i > first:
+                index = SegmentIndex(segment.base_offset)
+            if index.log_size < segment.size:
+                self._scan_into(segment, index, opened)
+            segment.index = index
+            segment.max_timestamp = index.max_timestamp
+            segment.aborted_from = index.first_aborted()
+        return index, opened
+
+    def _load_blocks(self, i: int) -> tuple[SegmentIndex, dict[int, int] | None]:
+        segment = self.segments[i]
+        index = SegmentIndex(segment.base_offset)
+        path = segment.index_path
+        if not self.store.disk.exists(path):
+            return index, None
+        file = SegmentFile(self.store.disk.open(path)).file
+        return index, index.load_blocks(file.pread(file.size(), 0), segment.base_offset, segment.size)
+
+    def _scan_into(self, segment: Segment, index: SegmentIndex, opened: dict[int, int]) -> None:
+        """Complete an index, and the table of open transactions, from the segment itself."""
+        file = self.store.files.get(segment).file
+        for batch in scan(file, index.log_size, segment.size):
+            if batch.is_control:
+                marker = read_fully(file, batch.size, batch.position)
+                aborted = _ended_by(marker, batch.base_offset, batch.producer_id, opened)
+                opened.pop(batch.producer_id, None)
+                if aborted is not None:
+                    index.add_aborted(aborted)
+            elif batch.is_transactional:
+                opened.setdefault(batch.producer_id, batch.base_offset)
+            index.add(
+                batch.base_offset, batch.end_offset, batch.size, batch.max_timestamp, SCANNED_INTERVAL_BYTES
+            )
+
+    def _load_end(self) -> None:
+        """Learn what appending needs to know of a partition that has been at rest."""
+        if self.segments:
+            index, self._open_transactions = self._load(len(self.segments) - 1)
+            self._first_timestamp = index.first_timestamp
+        else:
+            self._open_transactions = {}
+
+    # Recovery.
+
+    def restore(self, flushed: Flushed | None, log_start_offset: int) -> None:
+        """Begin again from what is certain to be on disk; the batches from `flushed.end_offset` on follow."""
+        self.segments = []
+        self._pending = []
+        self._planned_size = 0
+        self.flushed = flushed
+        self.end_offset = self.revealed_offset = log_start_offset if flushed is None else flushed.end_offset
+        self._open_transactions = {}
+        is_lost = False
+        if flushed is not None:
+            is_lost = not self._restore_segments(flushed, log_start_offset)
+            self._open_transactions = None
+        rolls, rolls_end = self.store.rolls_before(self.topic_id, self.partition)
+        self._recovery = Recovery(flushed, is_lost, rolls, rolls_end)
+
+    def _restore_segments(self, flushed: Flushed, log_start_offset: int) -> bool:
+        """Whether the last of them, which was being appended to, is there with the size it should have."""
+        bases = [base for base in self._bases_on_disk() if base <= flushed.segment_base]
+        for base, following in zip(bases, [*bases[1:], flushed.end_offset], strict=True):
+            if following <= log_start_offset and base != flushed.segment_base:
+                continue
+            segment = Segment(self, base)
+            segment.end_offset = following
+            segment.is_durable_name = True
+            segment.size = self.store.files.get(segment).file.size()
+            self.segments.append(segment)
+        if flushed.size == 0:
+            return True
+        last = self.segments[-1] if self.segments else None
+        if last is None or last.base_offset != flushed.segment_base or last.size < flushed.size:
+            if last is not None and last.base_offset == flushed.segment_base:
+                self.segments.pop()
+            return False
+        last.size = self._planned_size = flushed.size
+        return True
+
+    def _bases_on_disk(self) -> list[int]:
+        disk = self.store.disk
+        directory = self.directory
+        if not disk.exists(directory):
+            return []
+        names = [name for name in disk.listdir(directory) if name.endswith(LOG_SUFFIX)]
+        return [int(name[:OFFSET_DIGITS]) for name in names]
+
+    def trim(self, log_start_offset: int) -> None:
+        """The end of recovery: check that all is there from `log_start_offset` on, cut what is too much."""
+        recovery = self._recovery
+        if recovery is None:
+            return
+        self._check_whole(recovery, log_start_offset)
+        self._recovery = None
+        disk = self.store.disk
+        directory = self.directory
+        if not disk.exists(directory):
+            return
+        kept = {segment.path.name for segment in self.segments}
+        first_changed = -1 if recovery.flushed is None else recovery.flushed.segment_base
+        for segment in self.segments:
+            if segment.base_offset < first_changed:
+                kept.add(segment.index_path.name)
+                continue
+            opened = self.store.files.get_or_create(segment)
+            if opened.file.size() > segment.size:
+                opened.file.truncate(segment.size)
+            if self._cut_index(segment):
+                kept.add(segment.index_path.name)
+        for name in disk.listdir(directory):
+            if name not in kept:
+                disk.unlink(directory / name)
+
+    def _check_whole(self, recovery: Recovery, log_start_offset: int) -> None:
+        flushed = recovery.flushed
+        if recovery.is_lost and flushed is not None and log_start_offset < flushed.end_offset:
+            raise CorruptionError(
+                f"{self.directory} should have a segment {flushed.segment_base} of at least {flushed.size} "
+                "bytes, which is missing or shorter: it was flushed, so something else deleted or cut it; "
+                "restore it, or delete the topic"
+            )
+        if self.segments and self.segments[0].base_offset > log_start_offset:
+            raise CorruptionError(
+                f"{self.directory} begins at offset {self.segments[0].base_offset} and should begin at "
+                f"{log_start_offset}: something else deleted its segments; restore them, or delete the topic"
+            )
+
+    def _cut_index(self, segment: Segment) -> bool:
+        """Cut blocks that describe what recovery did not keep; False if none are left."""
+        index = segment.index
+        if index is None:
+            index = self._load(self._segment_holding(segment.base_offset))[0]
+        if index.file_bytes == 0:
+            return False
+        file = SegmentFile(self.store.disk.open(segment.index_path, writable=True)).file
+        file.truncate(index.file_bytes)
+        return True
+
+
+def _ended_by(
+    batch: Buffer, marker_offset: int, producer_id: int, opened: dict[int, int]
+) -> AbortedTransaction | None:
+    """What a marker makes unreadable, if it aborts a transaction that has records here."""
+    marker = read_end_marker(batch)
+    first_offset = opened.get(producer_id)
+    if marker is None or marker.commit or first_offset is None:
+        return None
+    stable = min(
+        (first for producer, first in opened.items() if producer != producer_id), default=marker_offset + 1
+    )
+    return AbortedTransaction(producer_id, first_offset, marker_offset, stable)

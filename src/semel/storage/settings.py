@@ -1,0 +1,50 @@
+"""The settings that storage obeys: those of a topic, and those of the whole store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+DAY_MS: Final = 24 * 60 * 60 * 1000
+LONG_MAX: Final = 2**63 - 1
+UNLIMITED: Final = -1
+"""As a retention: keep for ever."""
+
+DELETE: Final = "delete"
+COMPACT: Final = "compact"
+
+
+@dataclass(slots=True, frozen=True)
+class LogSettings:
+    """The settings of a topic that storage needs, under Kafka's names and with Kafka's defaults."""
+
+    segment_bytes: int = 1024 * 1024 * 1024
+    segment_ms: int = 7 * DAY_MS
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = UNLIMITED
+    cleanup_policy: frozenset[str] = frozenset((DELETE,))
+    delete_retention_ms: int = DAY_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = LONG_MAX
+    index_interval_bytes: int = 4096
+
+    @property
+    def deletes(self) -> bool:
+        return DELETE in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        return COMPACT in self.cleanup_policy
+
+
+@dataclass(slots=True, frozen=True)
+class StorageSettings:
+    """The limits of a store as a whole."""
+
+    max_open_files: int = 500
+    """Segment files kept open for the next read or write. Files in use now are not counted."""
+    max_index_bytes: int = 64 * 1024 * 1024
+    """Memory for the indexes of closed segments; the least recently used are dropped and read again."""
+    max_key_map_bytes: int = 128 * 1024 * 1024
+    """Memory for the keys of one compaction; what does not fit is left to the next one."""
