@@ -11,8 +11,8 @@ Four positions, each at or below the one before:
 
 With durability `fsync` a cycle is: take all that is queued and fits the file, one write and one fdatasync (a
 single system call), `after_sync` with the attachments of those groups, `on_released`. What was queued
-meanwhile is the next cycle: that is the whole of group commit. With durability `os` the fdatasync is left out,
-except for a group that asks for it, at the end of a file and at close, so `synced` falls behind.
+meanwhile is the next cycle: that is the whole of group commit. With durability `os` the fdatasync is left
+out, except for a group that asks for it, at the end of a file and at close, so `synced` falls behind.
 
 The first failure is the last. Nothing is tried again in place: the writer drops what is queued, calls
 `on_failure` once, and refuses everything from then on. `on_failure` gets D, the position beyond which nothing
@@ -222,7 +222,7 @@ class JournalWriter:
         self._enqueue((), True, None)
 
     def step(self) -> bool:
-        """Run one cycle and say whether there was anything to do. A simulation calls this; it has no thread."""
+        """Run one cycle and say whether there was anything to do. A simulation calls it; it has no thread."""
         if self.failure is not None:
             return False
         try:
@@ -350,5 +350,5 @@ class JournalWriter:
             self._queue.clear()
         self._head.file.close()
         # With `fsync` this is `synced`. With `os` nobody was promised more than the page cache, and it still
-        # has these bytes: beginning a generation copies them and checks each group, so none is taken on trust.
+        # has these bytes: beginning a generation copies them and checks each group, so it trusts none.
         self._on_failure(error, self.written)
