@@ -15,6 +15,7 @@ Rules:
 """
 
 import asyncio
+import errno
 import socket
 from collections import deque
 from collections.abc import Iterable
@@ -138,16 +139,12 @@ class Connection(FrameProtocol):
     async def _dial(self, host: str, port: int) -> None:
         try:
             await self._loop.create_connection(lambda: self, host, port)
-        except ConnectionRefusedError:
-            raise UnreachableError(
-                f"cannot connect to {self.peer}: connection refused; is a broker running there?"
-            ) from None
         except socket.gaierror as error:
             raise UnreachableError(
                 f"cannot connect to {self.peer}: unknown host name ({error.strerror}); is it spelled right?"
             ) from None
         except OSError as error:
-            raise UnreachableError(f"cannot connect to {self.peer}: {error.strerror or error}") from None
+            raise UnreachableError(f"cannot connect to {self.peer}: {_why_not(error)}") from None
 
     async def _handshake(self) -> None:
         """Learns what the broker speaks. A broker too old for our question says so in its first version."""
@@ -328,6 +325,13 @@ class Connection(FrameProtocol):
     def resume_writing(self) -> None:
         self._is_paused = False
         self._update_ready()
+
+
+def _why_not(error: OSError) -> str:
+    # Where a name has several addresses, asyncio reports all failures in one error without a number.
+    if error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error):
+        return "connection refused; is a broker running there?"
+    return error.strerror or str(error)
 
 
 def _answer_version(frame: memoryview, api_key: int, version: int) -> int:
