@@ -17,17 +17,11 @@ from typing import Final, TypeAlias
 from fastcrc import crc32
 
 from semel.errors import ProtocolError
+from semel.wire.errors import ErrorCode
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 WritableBuffer: TypeAlias = bytearray | memoryview
 
-# Error codes of the protocol that a refused batch is answered with.
-CORRUPT_MESSAGE: Final = 2
-MESSAGE_TOO_LARGE: Final = 10
-INVALID_TIMESTAMP: Final = 32
-UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
-UNSUPPORTED_COMPRESSION_TYPE: Final = 76
-INVALID_RECORD: Final = 87
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -69,12 +63,13 @@ MAGIC_AT: Final = 16
 CRC_AT: Final = 17
 ATTRIBUTES_AT: Final = 21
 MAX_TIMESTAMP_AT: Final = 35
+BASE_SEQUENCE_AT: Final = 53
 
 
 class InvalidBatch(ProtocolError):  # noqa: N818 - a batch that is invalid, as Kafka's own names say it
     """A record batch that cannot be accepted or read; `code` is the protocol's error code to answer with."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -192,7 +187,7 @@ def read_header(buf: Buffer, pos: int = 0) -> BatchHeader:
         raise _wrong_magic(magic)
     size = length + PREFIX_BYTES
     if size < HEADER_BYTES:
-        raise InvalidBatch(CORRUPT_MESSAGE, f"batch length {length} is less than a header; it is damaged")
+        raise InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"batch length {length} is less than a header")
     return BatchHeader(
         base_offset,
         size,
@@ -223,20 +218,20 @@ def check_batch(buf: Buffer) -> BatchHeader:
         raise _wrong_attributes(header)
     if attributes & CODEC_MASK > MAX_CODEC:
         raise InvalidBatch(
-            UNSUPPORTED_COMPRESSION_TYPE, f"compression type {header.codec} is unknown; use 0 to 4"
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {header.codec} is unknown; use 0 to 4"
         )
     _check_count(header)
     if header.producer_id >= 0:
         if header.producer_epoch < 0 or header.base_sequence < 0:
             raise InvalidBatch(
-                INVALID_RECORD,
+                ErrorCode.INVALID_RECORD,
                 f"producer {header.producer_id} sent epoch {header.producer_epoch} and base sequence "
                 f"{header.base_sequence}; with a producer id neither may be negative",
             )
     elif header.producer_id != NO_PRODUCER_ID or attributes & TRANSACTIONAL_BIT:
         # Without a producer id the epoch and sequence mean nothing; some clients leave zeros there.
         raise InvalidBatch(
-            INVALID_RECORD,
+            ErrorCode.INVALID_RECORD,
             f"producer id {header.producer_id} is not a producer's; "
             "idempotent and transactional batches need one from InitProducerId, others -1",
         )
@@ -248,7 +243,7 @@ def check_crc(buf: Buffer, header: BatchHeader) -> None:
     actual = crc32.iscsi(memoryview(buf)[ATTRIBUTES_AT : header.size])
     if actual != header.crc:
         raise InvalidBatch(
-            CORRUPT_MESSAGE,
+            ErrorCode.CORRUPT_MESSAGE,
             f"batch checksum is {actual:#010x} where its header says {header.crc:#010x}; it was damaged",
         )
 
@@ -292,48 +287,48 @@ def _check_count(header: BatchHeader) -> None:
     count = header.record_count
     if count < 1 or header.last_offset_delta != count - 1:
         raise InvalidBatch(
-            INVALID_RECORD,
+            ErrorCode.INVALID_RECORD,
             f"batch has {count} records and a last offset delta of {header.last_offset_delta}; "
             "a producer sends at least one record, at deltas 0 to count - 1",
         )
     # A count that no body can hold would make the log jump, and readers allocate for it.
     room = MAX_UNCOMPRESSED_BYTES if header.codec else header.size - HEADER_BYTES
     if count * MIN_RECORD_BYTES > room:
-        raise InvalidBatch(INVALID_RECORD, f"batch claims {count} records, more than its body can hold")
+        raise InvalidBatch(
+            ErrorCode.INVALID_RECORD, f"{count} records are claimed, more than can be in there"
+        )
 
 
 def _short(buf: Buffer, pos: int) -> InvalidBatch:
     left = len(buf) - pos
     if left > MAGIC_AT and buf[pos + MAGIC_AT] != MAGIC:
         return _wrong_magic(buf[pos + MAGIC_AT])
-    return InvalidBatch(CORRUPT_MESSAGE, f"a batch header takes {HEADER_BYTES} bytes and {left} are left")
+    return InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"a header takes {HEADER_BYTES} bytes and {left} are left")
 
 
 def _wrong_magic(magic: int) -> InvalidBatch:
     if magic in (0, 1):
         return InvalidBatch(
-            UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
             f"message format {magic} is too old; use a client that speaks format 2 (Kafka 0.11 or later)",
         )
-    return InvalidBatch(CORRUPT_MESSAGE, f"batch has magic {magic} where {MAGIC} is known; it is damaged")
+    return InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"magic {magic} is not known, only {MAGIC}; it is damaged")
 
 
 def _wrong_size(header: BatchHeader, given: int) -> InvalidBatch:
     if header.size > given:
-        return InvalidBatch(CORRUPT_MESSAGE, f"batch says it has {header.size} bytes and only {given} came")
+        return InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"a batch of {header.size} bytes came with {given}")
     return InvalidBatch(
-        INVALID_RECORD,
+        ErrorCode.INVALID_RECORD,
         f"{given - header.size} bytes follow the batch; a partition takes exactly one batch a request",
     )
 
 
 def _wrong_attributes(header: BatchHeader) -> InvalidBatch:
     if header.is_control:
-        return InvalidBatch(INVALID_RECORD, "control batches are the broker's; a client may not produce one")
+        return InvalidBatch(ErrorCode.INVALID_RECORD, "only the broker writes control batches")
     if header.has_append_time:
-        return InvalidBatch(
-            INVALID_TIMESTAMP, "the batch claims append time, which is the broker's to set; send create time"
-        )
+        return InvalidBatch(ErrorCode.INVALID_TIMESTAMP, "only the broker sets append time; send create time")
     return InvalidBatch(
-        INVALID_RECORD, f"attributes {header.attributes:#x} have bits that no producer may set"
+        ErrorCode.INVALID_RECORD, f"attributes {header.attributes:#x} have bits that no producer may set"
     )

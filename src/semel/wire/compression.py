@@ -16,12 +16,10 @@ from struct import Struct
 from typing import Final
 
 from semel.wire.batch import (
-    CORRUPT_MESSAGE,
-    MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE,
     Buffer,
     InvalidBatch,
 )
+from semel.wire.errors import ErrorCode
 
 # A body is normally one frame. Each further one costs a copy of the rest, so thousands are an attack.
 MAX_FRAMES: Final = 100
@@ -238,13 +236,13 @@ def _join(parts: list[bytes]) -> bytes:
 
 def _too_large(limit_bytes: int) -> InvalidBatch:
     return InvalidBatch(
-        MESSAGE_TOO_LARGE, f"the batch holds more than {limit_bytes} bytes of records; send smaller batches"
+        ErrorCode.MESSAGE_TOO_LARGE, f"the batch holds more than {limit_bytes} bytes; send smaller ones"
     )
 
 
 def _damaged(codec: str, why: str) -> InvalidBatch:
-    return InvalidBatch(CORRUPT_MESSAGE, f"the {codec} body of the batch cannot be read: {why}")
+    return InvalidBatch(ErrorCode.CORRUPT_MESSAGE, f"the {codec} body of the batch cannot be read: {why}")
 
 
 def _unknown(codec: int) -> InvalidBatch:
-    return InvalidBatch(UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not 0 to 4")
+    return InvalidBatch(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is not 0 to 4")

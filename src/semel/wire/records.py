@@ -27,8 +27,6 @@ from semel.wire.batch import (
     DELETE_HORIZON_BIT,
     HEADER,
     HEADER_BYTES,
-    INVALID_RECORD,
-    INVALID_TIMESTAMP,
     MAGIC,
     MAX_UNCOMPRESSED_BYTES,
     MIN_RECORD_BYTES,
@@ -45,6 +43,7 @@ from semel.wire.batch import (
     write_crc,
 )
 from semel.wire.compression import Codec, compress, decompress
+from semel.wire.errors import ErrorCode
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -60,6 +59,7 @@ MIN_HEADER_BYTES: Final = 2
 SMALL_VARINTS: Final = 8 * 1024
 
 NO_ATTRIBUTES: Final = b"\x00"
+NO_HEADERS: Final = b"\x00"
 NULL: Final = b"\x01"
 # Header keys are text in every API and bytes on the wire: what is not UTF-8 must still survive compaction.
 HEADER_KEY_ERRORS: Final = "surrogateescape"
@@ -171,8 +171,10 @@ def read_varint(buf: Buffer, pos: int) -> tuple[int, int]:
     byte = buf[pos]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), pos + 1
-    value, pos = _read_long(buf, pos, VARINT_MAX_BYTES, 32)
-    return value, pos
+    second = buf[pos + 1]
+    if second < 0x80:
+        return ((byte & 0x7F) >> 1 | second << 6) ^ -(byte & 1), pos + 2
+    return _read_long(buf, pos, VARINT_MAX_BYTES, 32)
 
 
 def read_varlong(buf: Buffer, pos: int) -> tuple[int, int]:
@@ -180,6 +182,9 @@ def read_varlong(buf: Buffer, pos: int) -> tuple[int, int]:
     byte = buf[pos]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), pos + 1
+    second = buf[pos + 1]
+    if second < 0x80:
+        return ((byte & 0x7F) >> 1 | second << 6) ^ -(byte & 1), pos + 2
     return _read_long(buf, pos, VARLONG_MAX_BYTES, 64)
 
 
@@ -192,10 +197,15 @@ def _read_long(buf: Buffer, pos: int, max_bytes: int, bits: int) -> tuple[int, i
             if raw >> bits:
                 break
             return (raw >> 1) ^ -(raw & 1), pos + i + 1
-    raise _malformed(f"a number at byte {pos} does not fit in {bits} bits")
+    raise malformed(f"a number at byte {pos} does not fit in {bits} bits")
 
 
-class _Cursor:
+def malformed(why: str) -> InvalidBatch:
+    """The refusal of a body that is not what its header says."""
+    return InvalidBatch(ErrorCode.INVALID_RECORD, f"the batch cannot be read: {why}")
+
+
+class RecordCursor:
     """Steps through the records of a body. After `advance`, `pos` is at the key length of the next one."""
 
     __slots__ = (
@@ -225,17 +235,17 @@ class _Cursor:
         length, start = read_varint(body, self.end)
         end = start + length
         if length < 0 or end > len(body):
-            raise _malformed(f"a record of {length} bytes at byte {start} does not fit in {len(body)}")
+            raise malformed(f"a record of {length} bytes at byte {start} does not fit in {len(body)}")
         timestamp_delta, rest_at = read_varlong(body, start + 1)
         offset_delta, self.pos = read_varint(body, rest_at)
         if not self.offset_delta < offset_delta <= self.last_offset_delta:
-            raise _malformed(
+            raise malformed(
                 f"offset delta {offset_delta} follows {self.offset_delta}; "
                 f"they must grow, up to {self.last_offset_delta}"
             )
         timestamp = self.base_timestamp + timestamp_delta
         if not MIN_INT64 <= timestamp <= MAX_INT64:
-            raise _malformed(f"timestamp delta {timestamp_delta} from {self.base_timestamp} overflows")
+            raise malformed(f"timestamp delta {timestamp_delta} from {self.base_timestamp} overflows")
         self.offset_delta = offset_delta
         self.timestamp = timestamp
         self.rest_at = rest_at
@@ -245,12 +255,12 @@ class _Cursor:
         length, start = read_varint(self.body, self.pos)
         if length < 0:
             if length != -1:
-                raise _malformed(f"a length of {length} at byte {self.pos}")
+                raise malformed(f"a length of {length} at byte {self.pos}")
             self.pos = start
             return None
         self.pos = start + length
         if self.pos > self.end:
-            raise _malformed(f"a field of {length} bytes at byte {start} reaches past its record")
+            raise malformed(f"a field of {length} bytes at byte {start} reaches past its record")
         return self.body[start : self.pos]
 
     def read_headers(self) -> Headers:
@@ -258,39 +268,39 @@ class _Cursor:
         if count == 0:
             return ()
         if not 0 < count * MIN_HEADER_BYTES <= self.end - self.pos:
-            raise _malformed(f"{count} headers do not fit in the record at byte {self.pos}")
+            raise malformed(f"{count} headers do not fit in the record at byte {self.pos}")
         headers: list[tuple[str, bytes | None]] = []
         for _ in range(count):
             key = self.read_bytes()
             if key is None:
-                raise _malformed(f"a header at byte {self.pos} has no key")
+                raise malformed(f"a header at byte {self.pos} has no key")
             headers.append((key.decode("utf-8", HEADER_KEY_ERRORS), self.read_bytes()))
         return headers
 
     def finish_record(self) -> None:
         if self.pos != self.end:
-            raise _malformed(f"a record ends at byte {self.pos} where its length says {self.end}")
+            raise malformed(f"a record ends at byte {self.pos} where its length says {self.end}")
 
     def finish(self) -> None:
         if self.end != len(self.body):
-            raise _malformed(f"{len(self.body) - self.end} bytes follow the last record")
+            raise malformed(f"{len(self.body) - self.end} bytes follow the last record")
 
 
 def read_body(batch: Buffer, header: BatchHeader, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The records of `batch`, decompressed, if they are within the limit and can be as many as claimed."""
     if header.size > len(batch):
-        raise _malformed(f"it has {len(batch)} of its {header.size} bytes")
+        raise malformed(f"it has {len(batch)} of its {header.size} bytes")
     packed = memoryview(batch)[HEADER_BYTES : header.size]
     body = bytes(decompress(header.codec, packed, limit_bytes))
     if not 0 <= header.record_count * MIN_RECORD_BYTES <= len(body):
-        raise _malformed(f"{len(body)} bytes cannot be {header.record_count} records")
+        raise malformed(f"{len(body)} bytes cannot be {header.record_count} records")
     return body
 
 
 def read_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> list[Record]:
     """Every record of the one batch that `batch` begins with; of a control batch, the control records."""
     header = read_header(batch)
-    cursor = _Cursor(header, read_body(batch, header, limit_bytes))
+    cursor = RecordCursor(header, read_body(batch, header, limit_bytes))
     base_offset = header.base_offset
     has_append_time = header.has_append_time
     records: list[Record] = []
@@ -304,7 +314,7 @@ def read_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> li
             timestamp = header.max_timestamp if has_append_time else cursor.timestamp
             records.append(Record(key, value, timestamp, headers, base_offset + cursor.offset_delta))
     except IndexError as error:
-        raise _malformed("a record reaches past its end") from error
+        raise malformed("a record reaches past its end") from error
     cursor.finish()
     return records
 
@@ -312,7 +322,7 @@ def read_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> li
 def scan_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> list[RecordSlice]:
     """The same records for compaction: keys are read, values and headers are not looked into."""
     header = read_header(batch)
-    cursor = _Cursor(header, read_body(batch, header, limit_bytes))
+    cursor = RecordCursor(header, read_body(batch, header, limit_bytes))
     body = memoryview(cursor.body)
     base_offset = header.base_offset
     slices: list[RecordSlice] = []
@@ -325,7 +335,7 @@ def scan_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> li
             offset = base_offset + cursor.offset_delta
             slices.append(RecordSlice(offset, cursor.timestamp, key, value_length < 0, rest))
     except IndexError as error:
-        raise _malformed("a record reaches past its end") from error
+        raise malformed("a record reaches past its end") from error
     cursor.finish()
     return slices
 
@@ -352,7 +362,7 @@ def first_offset_at_or_after(
 def _read_times(batch: Buffer, limit_bytes: int) -> list[tuple[int, int]]:
     """Offset and timestamp of every record."""
     header = read_header(batch)
-    cursor = _Cursor(header, read_body(batch, header, limit_bytes))
+    cursor = RecordCursor(header, read_body(batch, header, limit_bytes))
     base_offset = header.base_offset
     has_append_time = header.has_append_time
     times: list[tuple[int, int]] = []
@@ -362,7 +372,7 @@ def _read_times(batch: Buffer, limit_bytes: int) -> list[tuple[int, int]]:
             timestamp = header.max_timestamp if has_append_time else cursor.timestamp
             times.append((base_offset + cursor.offset_delta, timestamp))
     except IndexError as error:
-        raise _malformed("a record reaches past its end") from error
+        raise malformed("a record reaches past its end") from error
     cursor.finish()
     return times
 
@@ -381,7 +391,7 @@ def build_batch(
 ) -> bytearray:
     """A batch of `records` in their order, at offsets from `base_offset` on, as a producer sends it."""
     if not records:
-        raise InvalidBatch(INVALID_RECORD, "a batch needs a record; leave the partition out instead")
+        raise InvalidBatch(ErrorCode.INVALID_RECORD, "a batch needs a record; send none instead")
     base_timestamp = records[0].timestamp
     body = bytearray()
     for offset_delta, record in enumerate(records):
@@ -523,7 +533,7 @@ def read_end_marker(batch: Buffer) -> EndMarker | None:
     """The end marker in a control batch; None if it is control of another kind, which readers pass over."""
     header = read_header(batch)
     if not header.is_control:
-        raise _malformed("it is not a control batch")
+        raise malformed("it is not a control batch")
     record = read_records(batch)[0] if header.record_count else None
     if record is None or record.key is None or len(record.key) < MARKER_KEY.size:
         return None
@@ -531,9 +541,21 @@ def read_end_marker(batch: Buffer) -> EndMarker | None:
     if kind not in (ABORT, COMMIT):
         return None
     if record.value is None or len(record.value) < MARKER_VALUE.size:
-        raise _malformed("its end marker has no coordinator epoch")
+        raise malformed("its end marker has no coordinator epoch")
     _, coordinator_epoch = MARKER_VALUE.unpack_from(record.value)
     return EndMarker(kind == COMMIT, header.producer_id, header.producer_epoch, coordinator_epoch)
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """The headers of a record, from their count on."""
+    if not headers:
+        return NO_HEADERS
+    parts = [encode_varint(len(headers))]
+    for key, value in headers:
+        encoded = key.encode("utf-8", HEADER_KEY_ERRORS)
+        parts.append(encode_varint(len(encoded)) + encoded)
+        parts.append(NULL if value is None else encode_varint(len(value)) + value)
+    return b"".join(parts)
 
 
 def _encode_rest(offset_delta: int, record: Record) -> bytes:
@@ -547,25 +569,17 @@ def _encode_rest(offset_delta: int, record: Record) -> bytes:
     else:
         parts.append(encode_varint(len(value)))
         parts.append(value)
-    parts.append(encode_varint(len(record.headers)))
-    for name, content in record.headers:
-        encoded = name.encode("utf-8", HEADER_KEY_ERRORS)
-        parts.append(encode_varint(len(encoded)) + encoded)
-        parts.append(NULL if content is None else encode_varint(len(content)) + content)
+    parts.append(encode_headers(record.headers))
     return b"".join(parts)
 
 
 def _append_record(body: bytearray, timestamp_delta: int, rest: Buffer) -> None:
     if not MIN_INT64 <= timestamp_delta <= MAX_INT64:
         raise InvalidBatch(
-            INVALID_TIMESTAMP, f"timestamps {timestamp_delta} ms apart do not fit in one batch"
+            ErrorCode.INVALID_TIMESTAMP, f"timestamps {timestamp_delta} ms apart do not fit in one batch"
         )
     encoded_delta = encode_varint(timestamp_delta)
     body += encode_varint(1 + len(encoded_delta) + len(rest))
     body += NO_ATTRIBUTES
     body += encoded_delta
     body += rest
-
-
-def _malformed(why: str) -> InvalidBatch:
-    return InvalidBatch(INVALID_RECORD, f"the batch cannot be read: {why}")

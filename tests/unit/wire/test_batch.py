@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from semel.wire import batch
 from semel.wire.batch import (
     HEADER,
     BatchHeader,
@@ -21,6 +20,7 @@ from semel.wire.batch import (
     stamp_append_time,
     write_crc,
 )
+from semel.wire.errors import ErrorCode
 
 FIELDS = {
     "base_offset": 0,
@@ -100,38 +100,41 @@ def test_sequences_wrap_to_zero_after_the_largest() -> None:
 def test_a_flipped_bit_anywhere_under_the_checksum_is_corruption(position: int) -> None:
     buf = make()
     buf[position] ^= 0x10
-    assert refusal(buf).code == batch.CORRUPT_MESSAGE
+    assert refusal(buf).code == ErrorCode.CORRUPT_MESSAGE
 
 
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"magic": 0}, batch.UNSUPPORTED_FOR_MESSAGE_FORMAT),
-        ({"magic": 1}, batch.UNSUPPORTED_FOR_MESSAGE_FORMAT),
-        ({"magic": 9}, batch.CORRUPT_MESSAGE),
-        ({"length": 48}, batch.CORRUPT_MESSAGE),
-        ({"length": -1}, batch.CORRUPT_MESSAGE),
-        ({"length": -(2**31)}, batch.CORRUPT_MESSAGE),
-        ({"length": 2**31 - 1}, batch.CORRUPT_MESSAGE),
-        ({"length": 49 + len(BODY) + 1}, batch.CORRUPT_MESSAGE),
-        ({"length": 49 + len(BODY) - 1}, batch.INVALID_RECORD),
-        ({"attributes": 5}, batch.UNSUPPORTED_COMPRESSION_TYPE),
-        ({"attributes": 7}, batch.UNSUPPORTED_COMPRESSION_TYPE),
-        ({"attributes": 0x08}, batch.INVALID_TIMESTAMP),
-        ({"attributes": 0x20}, batch.INVALID_RECORD),
-        ({"attributes": 0x40}, batch.INVALID_RECORD),
-        ({"attributes": 0x80}, batch.INVALID_RECORD),
-        ({"attributes": -(2**15)}, batch.INVALID_RECORD),
-        ({"attributes": 0x10}, batch.INVALID_RECORD),
-        ({"record_count": 0, "last_offset_delta": -1}, batch.INVALID_RECORD),
-        ({"record_count": -1, "last_offset_delta": -2}, batch.INVALID_RECORD),
-        ({"record_count": 3, "last_offset_delta": 3}, batch.INVALID_RECORD),
-        ({"record_count": 4, "last_offset_delta": 3}, batch.INVALID_RECORD),
-        ({"record_count": 2**31 - 1, "last_offset_delta": 2**31 - 2}, batch.INVALID_RECORD),
-        ({"attributes": 4, "record_count": 2**31 - 1, "last_offset_delta": 2**31 - 2}, batch.INVALID_RECORD),
-        ({"producer_id": -2}, batch.INVALID_RECORD),
-        ({"producer_id": 5, "producer_epoch": -1, "base_sequence": 0}, batch.INVALID_RECORD),
-        ({"producer_id": 5, "producer_epoch": 0, "base_sequence": -1}, batch.INVALID_RECORD),
+        ({"magic": 0}, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        ({"magic": 1}, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        ({"magic": 9}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": 48}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": -1}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": -(2**31)}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": 2**31 - 1}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": 49 + len(BODY) + 1}, ErrorCode.CORRUPT_MESSAGE),
+        ({"length": 49 + len(BODY) - 1}, ErrorCode.INVALID_RECORD),
+        ({"attributes": 5}, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ({"attributes": 7}, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        ({"attributes": 0x08}, ErrorCode.INVALID_TIMESTAMP),
+        ({"attributes": 0x20}, ErrorCode.INVALID_RECORD),
+        ({"attributes": 0x40}, ErrorCode.INVALID_RECORD),
+        ({"attributes": 0x80}, ErrorCode.INVALID_RECORD),
+        ({"attributes": -(2**15)}, ErrorCode.INVALID_RECORD),
+        ({"attributes": 0x10}, ErrorCode.INVALID_RECORD),
+        ({"record_count": 0, "last_offset_delta": -1}, ErrorCode.INVALID_RECORD),
+        ({"record_count": -1, "last_offset_delta": -2}, ErrorCode.INVALID_RECORD),
+        ({"record_count": 3, "last_offset_delta": 3}, ErrorCode.INVALID_RECORD),
+        ({"record_count": 4, "last_offset_delta": 3}, ErrorCode.INVALID_RECORD),
+        ({"record_count": 2**31 - 1, "last_offset_delta": 2**31 - 2}, ErrorCode.INVALID_RECORD),
+        (
+            {"attributes": 4, "record_count": 2**31 - 1, "last_offset_delta": 2**31 - 2},
+            ErrorCode.INVALID_RECORD,
+        ),
+        ({"producer_id": -2}, ErrorCode.INVALID_RECORD),
+        ({"producer_id": 5, "producer_epoch": -1, "base_sequence": 0}, ErrorCode.INVALID_RECORD),
+        ({"producer_id": 5, "producer_epoch": 0, "base_sequence": -1}, ErrorCode.INVALID_RECORD),
     ],
 )
 def test_a_batch_that_no_producer_may_send_is_refused_with_its_code(
@@ -144,17 +147,17 @@ def test_a_batch_that_no_producer_may_send_is_refused_with_its_code(
 
 @pytest.mark.parametrize("size", [0, 11, 12, 16, 17, 60])
 def test_less_than_a_header_is_corruption(size: int) -> None:
-    assert refusal(oracle()[:size]).code == batch.CORRUPT_MESSAGE
+    assert refusal(oracle()[:size]).code == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_an_old_message_shorter_than_a_header_is_named_too_old() -> None:
     old = bytearray(40)
     old[16] = 1
-    assert refusal(old).code == batch.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    assert refusal(old).code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
 
 
 def test_two_batches_in_one_are_refused() -> None:
-    assert refusal(oracle() + oracle()).code == batch.INVALID_RECORD
+    assert refusal(oracle() + oracle()).code == ErrorCode.INVALID_RECORD
 
 
 def test_the_sequence_of_a_plain_producer_means_nothing() -> None:

@@ -16,12 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semel.wire.batch import (
-    CORRUPT_MESSAGE,
-    MESSAGE_TOO_LARGE,
-    UNSUPPORTED_COMPRESSION_TYPE,
     InvalidBatch,
 )
 from semel.wire.compression import MAX_FRAMES, XERIAL_HEADER, Codec, compress, decompress
+from semel.wire.errors import ErrorCode
 
 REAL = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
 MEGABYTE = 1 << 20
@@ -96,7 +94,7 @@ def test_the_version_in_a_java_snappy_header_is_not_looked_at() -> None:
 def test_exactly_the_limit_passes_and_one_byte_more_does_not(codec: Codec) -> None:
     packed = bytes(compress(codec, SAMPLE))
     assert decompress(codec, packed, len(SAMPLE)) == SAMPLE
-    assert refusal(codec, packed, len(SAMPLE) - 1).code == MESSAGE_TOO_LARGE
+    assert refusal(codec, packed, len(SAMPLE) - 1).code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize("codec", REAL)
@@ -104,7 +102,7 @@ def test_a_bomb_is_refused_before_it_is_allocated(codec: Codec) -> None:
     packed = bomb(codec)
     tracemalloc.start()
     try:
-        assert refusal(codec, packed).code == MESSAGE_TOO_LARGE
+        assert refusal(codec, packed).code == ErrorCode.MESSAGE_TOO_LARGE
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -113,16 +111,18 @@ def test_a_bomb_is_refused_before_it_is_allocated(codec: Codec) -> None:
 
 def test_a_bomb_in_pieces_is_refused_too() -> None:
     piece = gzip.compress(bytes(MEGABYTE // 2 + 1))
-    assert refusal(Codec.GZIP, piece * 2).code == MESSAGE_TOO_LARGE
+    assert refusal(Codec.GZIP, piece * 2).code == ErrorCode.MESSAGE_TOO_LARGE
     frame = lz4.frame.compress(bytes(MEGABYTE // 2 + 1))
-    assert refusal(Codec.LZ4, frame * 2).code == MESSAGE_TOO_LARGE
-    assert refusal(Codec.ZSTD, zstd.compress(bytes(MEGABYTE // 2 + 1)) * 2).code == MESSAGE_TOO_LARGE
+    assert refusal(Codec.LZ4, frame * 2).code == ErrorCode.MESSAGE_TOO_LARGE
+    assert (
+        refusal(Codec.ZSTD, zstd.compress(bytes(MEGABYTE // 2 + 1)) * 2).code == ErrorCode.MESSAGE_TOO_LARGE
+    )
 
 
 def test_a_snappy_length_that_cannot_be_true_is_refused_before_it_is_allocated() -> None:
     claims_200_megabytes = b"\x80\x80\x80\x64" + bytes(20)
-    assert refusal(Codec.SNAPPY, claims_200_megabytes, 1 << 30).code == CORRUPT_MESSAGE
-    assert refusal(Codec.SNAPPY, claims_200_megabytes).code == MESSAGE_TOO_LARGE
+    assert refusal(Codec.SNAPPY, claims_200_megabytes, 1 << 30).code == ErrorCode.CORRUPT_MESSAGE
+    assert refusal(Codec.SNAPPY, claims_200_megabytes).code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize("codec", REAL)
@@ -130,7 +130,7 @@ def test_input_that_ends_too_early_is_corruption(codec: Codec) -> None:
     packed = bytes(compress(codec, SAMPLE[:2_000]))
     cuts = [cut for cut in range(len(packed)) if not (codec is Codec.SNAPPY and cut == len(XERIAL_HEADER))]
     for cut in cuts:
-        assert refusal(codec, packed[:cut]).code == CORRUPT_MESSAGE, cut
+        assert refusal(codec, packed[:cut]).code == ErrorCode.CORRUPT_MESSAGE, cut
 
 
 @pytest.mark.parametrize("codec", REAL)
@@ -159,7 +159,7 @@ def test_junk_is_never_another_error(codec: Codec, junk: bytes) -> None:
 def test_a_zstd_window_of_two_gigabytes_is_refused() -> None:
     # Magic, a descriptor without single segment or content size, window log 31, and an empty last block.
     frame = b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([(31 - 10) << 3]) + b"\x01\x00\x00"
-    assert refusal(Codec.ZSTD, frame).code == CORRUPT_MESSAGE
+    assert refusal(Codec.ZSTD, frame).code == ErrorCode.CORRUPT_MESSAGE
     small = frame[:5] + bytes([(20 - 10) << 3]) + frame[6:]
     assert decompress(Codec.ZSTD, small, MEGABYTE) == b""
 
@@ -174,7 +174,7 @@ def test_thousands_of_empty_frames_are_refused() -> None:
     for codec in (Codec.GZIP, Codec.LZ4, Codec.ZSTD):
         packed = bytes(compress(codec, b""))
         assert decompress(codec, packed * MAX_FRAMES, 10) == b""
-        assert refusal(codec, packed * (MAX_FRAMES + 1)).code == CORRUPT_MESSAGE
+        assert refusal(codec, packed * (MAX_FRAMES + 1)).code == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_lz4_frames_that_compress_well_are_read_in_several_steps() -> None:
@@ -191,7 +191,7 @@ def test_lz4_blocks_stand_alone_as_java_needs_them() -> None:
 
 @pytest.mark.parametrize("codec", [5, 6, 7, -1])
 def test_an_unknown_codec_is_named(codec: int) -> None:
-    assert refusal(codec, b"").code == UNSUPPORTED_COMPRESSION_TYPE
+    assert refusal(codec, b"").code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     with pytest.raises(InvalidBatch):
         compress(codec, b"")
 

@@ -15,10 +15,6 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from semel.wire.batch import (
-    CORRUPT_MESSAGE,
-    INVALID_RECORD,
-    INVALID_TIMESTAMP,
-    MESSAGE_TOO_LARGE,
     BatchHeader,
     InvalidBatch,
     check_batch,
@@ -28,6 +24,7 @@ from semel.wire.batch import (
     write_crc,
 )
 from semel.wire.compression import Codec
+from semel.wire.errors import ErrorCode
 from semel.wire.records import (
     Record,
     assemble_batch,
@@ -225,13 +222,13 @@ def test_the_smallest_record_is_read() -> None:
 )
 def test_a_malformed_body_is_refused_as_such(body: bytes, count: int) -> None:
     error = refusal(batch_of(body, count))
-    assert error.code == INVALID_RECORD
+    assert error.code == ErrorCode.INVALID_RECORD
 
 
 def test_a_timestamp_delta_that_overflows_is_refused() -> None:
     body = encode_varint(6) + b"\x00\x02\x00" + FIELDS
     assert read_records(batch_of(body, base_timestamp=2**63 - 2))[0].timestamp == 2**63 - 1
-    assert refusal(batch_of(body, base_timestamp=2**63 - 1)).code == INVALID_RECORD
+    assert refusal(batch_of(body, base_timestamp=2**63 - 1)).code == ErrorCode.INVALID_RECORD
 
 
 def test_a_batch_that_is_cut_off_is_refused() -> None:
@@ -244,7 +241,7 @@ def test_a_batch_that_is_cut_off_is_refused() -> None:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_body_beyond_the_limit_is_refused_as_too_large(codec: Codec) -> None:
     batch = build_batch([Record(None, bytes(100_000))], codec=codec)
-    assert refusal(batch, limit_bytes=100_000).code == MESSAGE_TOO_LARGE
+    assert refusal(batch, limit_bytes=100_000).code == ErrorCode.MESSAGE_TOO_LARGE
     assert len(read_records(batch, limit_bytes=100_100)) == 1
 
 
@@ -290,7 +287,7 @@ def test_a_batch_of_nothing_is_not_built() -> None:
 def test_timestamps_too_far_apart_for_one_batch_are_refused() -> None:
     with pytest.raises(InvalidBatch) as caught:
         build_batch([Record(None, None, -1), Record(None, None, 2**63 - 1)])
-    assert caught.value.code == INVALID_TIMESTAMP
+    assert caught.value.code == ErrorCode.INVALID_TIMESTAMP
 
 
 def test_append_time_hides_the_producers_timestamps() -> None:
@@ -469,4 +466,4 @@ def test_tombstones_are_known_without_reading_values() -> None:
 def test_a_damaged_compressed_body_is_corruption() -> None:
     batch = build_batch(sample(50), codec=Codec.GZIP)
     batch[70:90] = bytes(20)
-    assert refusal(batch).code == CORRUPT_MESSAGE
+    assert refusal(batch).code == ErrorCode.CORRUPT_MESSAGE
