@@ -76,7 +76,7 @@ def decode_request_header(buf: memoryview, pos: int = 0) -> tuple[RequestHeader,
         api_key, api_version, correlation_id, length = _REQUEST_PREFIX.unpack_from(buf, pos)
         pos += 10
         if length >= 0:
-            client_id = str(buf[pos : pos + length], "utf-8")
+            client_id = buf[pos : pos + length].tobytes().decode()
             pos += length
         elif length != -1:
             raise DecodeError(f"the client id in a request header has the length {length}")

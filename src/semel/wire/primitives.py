@@ -28,8 +28,6 @@ Splices: TypeAlias = list[tuple[int, RecordsField]]
 SPLICE_MIN_BYTES: Final = 512
 """Shorter record sets are copied: one more buffer in a write costs more than that."""
 
-UVARINT_MAX_BYTES: Final = 5
-UVARINT_MAX: Final = 2**32 - 1
 ZERO_UUID: Final = bytes(16)
 """Kafka's "no id"."""
 
@@ -98,20 +96,29 @@ _INT32 = Struct(">i")
 _unpack_int16 = _INT16.unpack_from
 _pack_int16 = _INT16.pack
 _pack_int32 = _INT32.pack
+# Lists of partitions and of replicas are short and everywhere.
+_SHORT_INT32S_END = 8
+_SHORT_INT32S = [Struct(f">{count}i") for count in range(_SHORT_INT32S_END)]
 
 
 def uvarint_tail(buf: memoryview, pos: int, value: int) -> tuple[int, int]:
     """Finish an unsigned varint whose first byte, `value`, has its high bit set."""
-    value &= 0x7F
-    for shift in range(7, 7 * UVARINT_MAX_BYTES, 7):
-        byte = buf[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value > UVARINT_MAX:
-                raise DecodeError("a varint has more than 32 bits")
-            return value, pos
-    raise DecodeError(f"a varint is longer than {UVARINT_MAX_BYTES} bytes")
+    byte = buf[pos]
+    value = value & 0x7F | (byte & 0x7F) << 7
+    if byte < 0x80:
+        return value, pos + 1
+    byte = buf[pos + 1]
+    value |= (byte & 0x7F) << 14
+    if byte < 0x80:
+        return value, pos + 2
+    byte = buf[pos + 2]
+    value |= (byte & 0x7F) << 21
+    if byte < 0x80:
+        return value, pos + 3
+    byte = buf[pos + 3]
+    if byte > 0x0F:
+        raise DecodeError("a varint has more than 32 bits")
+    return value | byte << 28, pos + 4
 
 
 def read_uvarint(buf: memoryview, pos: int) -> tuple[int, int]:
@@ -147,6 +154,8 @@ def read_int8s(buf: memoryview, pos: int, count: int) -> list[int]:
 
 
 def read_int32s(buf: memoryview, pos: int, count: int) -> list[int]:
+    if count < _SHORT_INT32S_END:
+        return list(_SHORT_INT32S[count].unpack_from(buf, pos))
     return list(struct.unpack_from(f">{count}i", buf, pos))
 
 
@@ -161,7 +170,7 @@ def read_strings(buf: memoryview, pos: int, count: int, field: str) -> tuple[lis
         if length < 0:
             raise length_refused(field, length)
         pos += 2
-        strings.append(str(buf[pos : pos + length], "utf-8"))
+        strings.append(buf[pos : pos + length].tobytes().decode())
         pos += length
     return strings, pos
 
@@ -173,7 +182,7 @@ def read_compact_strings(buf: memoryview, pos: int, count: int, field: str) -> t
         if length == 0:
             raise length_refused(field, -1)
         end = pos + length - 1
-        strings.append(str(buf[pos:end], "utf-8"))
+        strings.append(buf[pos:end].tobytes().decode())
         pos = end
     return strings, pos
 
@@ -270,7 +279,11 @@ def write_int8s(out: bytearray, values: list[int]) -> None:
 
 
 def write_int32s(out: bytearray, values: list[int]) -> None:
-    out += struct.pack(f">{len(values)}i", *values)
+    count = len(values)
+    if count < _SHORT_INT32S_END:
+        out += _SHORT_INT32S[count].pack(*values)
+    else:
+        out += struct.pack(f">{count}i", *values)
 
 
 def write_int64s(out: bytearray, values: list[int]) -> None:

@@ -31,16 +31,10 @@ def test_a_varint_comes_back(value: int) -> None:
     assert read_uvarint(memoryview(out), 0) == (value, len(out))
 
 
-@pytest.mark.parametrize("size", [6, 11])
-def test_a_varint_of_more_than_five_bytes_is_refused(size: int) -> None:
-    with pytest.raises(DecodeError, match="longer than 5 bytes"):
-        read_uvarint(memoryview(b"\xff" * (size - 1) + b"\x01"), 0)
-
-
-@pytest.mark.parametrize("fifth", [0x10, 0x7F])
-def test_a_varint_of_more_than_32_bits_is_refused(fifth: int) -> None:
+@pytest.mark.parametrize("damaged", [b"\xff\xff\xff\xff\x10", b"\x80" * 5 + b"\x00", b"\xff" * 10 + b"\x01"])
+def test_a_varint_of_more_than_32_bits_or_five_bytes_is_refused(damaged: bytes) -> None:
     with pytest.raises(DecodeError, match="32 bits"):
-        read_uvarint(memoryview(b"\xff\xff\xff\xff" + bytes([fifth])), 0)
+        read_uvarint(memoryview(damaged), 0)
 
 
 def test_a_null_where_none_is_allowed_is_refused_with_the_name_of_the_field() -> None:

@@ -57,7 +57,7 @@ class AddOffsetsToTxnRequest:
                 if length == 0:
                     raise null_refused("AddOffsetsToTxnRequest.transactional_id", version)
                 end = pos + length - 1
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, length = unpack_qhB(buf, pos)
                 pos += 11
@@ -66,7 +66,7 @@ class AddOffsetsToTxnRequest:
                 if length == 0:
                     raise null_refused("AddOffsetsToTxnRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 tags = buf[pos]
                 pos += 1
@@ -78,14 +78,14 @@ class AddOffsetsToTxnRequest:
                 if length < 0:
                     raise length_refused("AddOffsetsToTxnRequest.transactional_id", length)
                 end = pos + length
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, length = unpack_qhh(buf, pos)
                 pos += 12
                 if length < 0:
                     raise length_refused("AddOffsetsToTxnRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
         except MALFORMED as error:
             raise malformed("AddOffsetsToTxnRequest", version, error) from None

@@ -63,7 +63,7 @@ class AddPartitionsToTxnTopic:
             if length == 0:
                 raise null_refused("AddPartitionsToTxnTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -84,7 +84,7 @@ class AddPartitionsToTxnTopic:
             if length < 0:
                 raise length_refused("AddPartitionsToTxnTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -124,7 +124,7 @@ class AddPartitionsToTxnTransaction:
         if length == 0:
             raise null_refused("AddPartitionsToTxnTransaction.transactional_id", version)
         end = pos + length - 1
-        transactional_id = str(buf[pos:end], "utf-8")
+        transactional_id = buf[pos:end].tobytes().decode()
         pos = end
         producer_id, producer_epoch, verify_only, length = unpack_qhtB(buf, pos)
         pos += 12
@@ -142,11 +142,7 @@ class AddPartitionsToTxnTransaction:
         if tags:
             pos = skip_tags(buf, pos, tags)
         return AddPartitionsToTxnTransaction(
-            transactional_id,
-            producer_id,
-            producer_epoch,
-            verify_only,
-            topics,
+            transactional_id, producer_id, producer_epoch, verify_only, topics
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -202,7 +198,7 @@ class AddPartitionsToTxnRequest:
                     if length == 0:
                         raise null_refused("AddPartitionsToTxnRequest.v3_and_below_transactional_id", version)
                     end = pos + length - 1
-                    v3_and_below_transactional_id = str(buf[pos:end], "utf-8")
+                    v3_and_below_transactional_id = buf[pos:end].tobytes().decode()
                     pos = end
                     v3_and_below_producer_id, v3_and_below_producer_epoch, length = unpack_qhB(buf, pos)
                     pos += 11
@@ -210,7 +206,9 @@ class AddPartitionsToTxnRequest:
                         length, pos = uvarint_tail(buf, pos, length)
                     length -= 1
                     if not 0 <= length * 3 <= len(buf) - pos:
-                        raise count_refused("AddPartitionsToTxnRequest.v3_and_below_topics", length, len(buf) - pos)
+                        raise count_refused(
+                            "AddPartitionsToTxnRequest.v3_and_below_topics", length, len(buf) - pos
+                        )
                     v3_and_below_topics = []
                     for _ in range(length):
                         v3_and_below_topics_item, pos = AddPartitionsToTxnTopic.decode(buf, pos, version)
@@ -226,12 +224,14 @@ class AddPartitionsToTxnRequest:
                 if length < 0:
                     raise length_refused("AddPartitionsToTxnRequest.v3_and_below_transactional_id", length)
                 end = pos + length
-                v3_and_below_transactional_id = str(buf[pos:end], "utf-8")
+                v3_and_below_transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 v3_and_below_producer_id, v3_and_below_producer_epoch, length = unpack_qhi(buf, pos)
                 pos += 14
                 if not 0 <= length * 6 <= len(buf) - pos:
-                    raise count_refused("AddPartitionsToTxnRequest.v3_and_below_topics", length, len(buf) - pos)
+                    raise count_refused(
+                        "AddPartitionsToTxnRequest.v3_and_below_topics", length, len(buf) - pos
+                    )
                 v3_and_below_topics = []
                 for _ in range(length):
                     v3_and_below_topics_item, pos = AddPartitionsToTxnTopic.decode(buf, pos, version)
@@ -315,7 +315,7 @@ class AddPartitionsToTxnTopicResult:
             if length == 0:
                 raise null_refused("AddPartitionsToTxnTopicResult.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -323,7 +323,9 @@ class AddPartitionsToTxnTopicResult:
                 length, pos = uvarint_tail(buf, pos, length)
             length -= 1
             if not 0 <= length * 7 <= len(buf) - pos:
-                raise count_refused("AddPartitionsToTxnTopicResult.results_by_partition", length, len(buf) - pos)
+                raise count_refused(
+                    "AddPartitionsToTxnTopicResult.results_by_partition", length, len(buf) - pos
+                )
             results_by_partition = []
             for _ in range(length):
                 results_by_partition_item, pos = AddPartitionsToTxnPartitionResult.decode(buf, pos, version)
@@ -338,12 +340,14 @@ class AddPartitionsToTxnTopicResult:
             if length < 0:
                 raise length_refused("AddPartitionsToTxnTopicResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if not 0 <= length * 6 <= len(buf) - pos:
-                raise count_refused("AddPartitionsToTxnTopicResult.results_by_partition", length, len(buf) - pos)
+                raise count_refused(
+                    "AddPartitionsToTxnTopicResult.results_by_partition", length, len(buf) - pos
+                )
             results_by_partition = []
             for _ in range(length):
                 results_by_partition_item, pos = AddPartitionsToTxnPartitionResult.decode(buf, pos, version)
@@ -379,7 +383,7 @@ class AddPartitionsToTxnResult:
         if length == 0:
             raise null_refused("AddPartitionsToTxnResult.transactional_id", version)
         end = pos + length - 1
-        transactional_id = str(buf[pos:end], "utf-8")
+        transactional_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -436,7 +440,9 @@ class AddPartitionsToTxnResponse:
                         length, pos = uvarint_tail(buf, pos, length)
                     length -= 1
                     if not 0 <= length * 3 <= len(buf) - pos:
-                        raise count_refused("AddPartitionsToTxnResponse.results_by_transaction", length, len(buf) - pos)
+                        raise count_refused(
+                            "AddPartitionsToTxnResponse.results_by_transaction", length, len(buf) - pos
+                        )
                     results_by_transaction = []
                     for _ in range(length):
                         results_by_transaction_item, pos = AddPartitionsToTxnResult.decode(buf, pos, version)
@@ -448,10 +454,14 @@ class AddPartitionsToTxnResponse:
                         length, pos = uvarint_tail(buf, pos, length)
                     length -= 1
                     if not 0 <= length * 3 <= len(buf) - pos:
-                        raise count_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below", length, len(buf) - pos)
+                        raise count_refused(
+                            "AddPartitionsToTxnResponse.results_by_topic_v3_and_below", length, len(buf) - pos
+                        )
                     results_by_topic_v3_and_below = []
                     for _ in range(length):
-                        results_by_topic_v3_and_below_item, pos = AddPartitionsToTxnTopicResult.decode(buf, pos, version)
+                        results_by_topic_v3_and_below_item, pos = AddPartitionsToTxnTopicResult.decode(
+                            buf, pos, version
+                        )
                         results_by_topic_v3_and_below.append(results_by_topic_v3_and_below_item)
                 tags = buf[pos]
                 pos += 1
@@ -463,20 +473,21 @@ class AddPartitionsToTxnResponse:
                 throttle_time_ms, length = unpack_ii(buf, pos)
                 pos += 8
                 if not 0 <= length * 6 <= len(buf) - pos:
-                    raise count_refused("AddPartitionsToTxnResponse.results_by_topic_v3_and_below", length, len(buf) - pos)
+                    raise count_refused(
+                        "AddPartitionsToTxnResponse.results_by_topic_v3_and_below", length, len(buf) - pos
+                    )
                 results_by_topic_v3_and_below = []
                 for _ in range(length):
-                    results_by_topic_v3_and_below_item, pos = AddPartitionsToTxnTopicResult.decode(buf, pos, version)
+                    results_by_topic_v3_and_below_item, pos = AddPartitionsToTxnTopicResult.decode(
+                        buf, pos, version
+                    )
                     results_by_topic_v3_and_below.append(results_by_topic_v3_and_below_item)
         except MALFORMED as error:
             raise malformed("AddPartitionsToTxnResponse", version, error) from None
         if pos > len(buf):
             raise ended_early("AddPartitionsToTxnResponse", version)
         return AddPartitionsToTxnResponse(
-            throttle_time_ms,
-            error_code,
-            results_by_transaction,
-            results_by_topic_v3_and_below,
+            throttle_time_ms, error_code, results_by_transaction, results_by_topic_v3_and_below
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:

@@ -61,7 +61,7 @@ class EntityData:
             if length == 0:
                 raise null_refused("EntityData.entity_type", version)
             end = pos + length - 1
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -71,7 +71,7 @@ class EntityData:
                 entity_name = None
             else:
                 end = pos + length - 1
-                entity_name = str(buf[pos:end], "utf-8")
+                entity_name = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -83,7 +83,7 @@ class EntityData:
             if length < 0:
                 raise length_refused("EntityData.entity_type", length)
             end = pos + length
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -93,7 +93,7 @@ class EntityData:
                 if length < 0:
                     raise length_refused("EntityData.entity_name", length)
                 end = pos + length
-                entity_name = str(buf[pos:end], "utf-8")
+                entity_name = buf[pos:end].tobytes().decode()
                 pos = end
         return EntityData(entity_type, entity_name), pos
 
@@ -123,7 +123,7 @@ class OpData:
             if length == 0:
                 raise null_refused("OpData.key", version)
             end = pos + length - 1
-            key = str(buf[pos:end], "utf-8")
+            key = buf[pos:end].tobytes().decode()
             pos = end
             value, remove, tags = unpack_dtB(buf, pos)
             pos += 10
@@ -135,7 +135,7 @@ class OpData:
             if length < 0:
                 raise length_refused("OpData.key", length)
             end = pos + length
-            key = str(buf[pos:end], "utf-8")
+            key = buf[pos:end].tobytes().decode()
             pos = end
             value, remove = unpack_dt(buf, pos)
             pos += 9
@@ -305,7 +305,7 @@ class ResponseEntryData:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -331,7 +331,7 @@ class ResponseEntryData:
                 if length < 0:
                     raise length_refused("ResponseEntryData.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -60,7 +60,7 @@ class AlterableConfig:
             if length == 0:
                 raise null_refused("AlterableConfig.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -70,7 +70,7 @@ class AlterableConfig:
                 value = None
             else:
                 end = pos + length - 1
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -82,7 +82,7 @@ class AlterableConfig:
             if length < 0:
                 raise length_refused("AlterableConfig.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -92,7 +92,7 @@ class AlterableConfig:
                 if length < 0:
                     raise length_refused("AlterableConfig.value", length)
                 end = pos + length
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
         return AlterableConfig(name, value), pos
 
@@ -123,7 +123,7 @@ class AlterConfigsResource:
             if length == 0:
                 raise null_refused("AlterConfigsResource.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -146,7 +146,7 @@ class AlterConfigsResource:
             if length < 0:
                 raise length_refused("AlterConfigsResource.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -256,7 +256,7 @@ class AlterConfigsResourceResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -265,7 +265,7 @@ class AlterConfigsResourceResponse:
             if length == 0:
                 raise null_refused("AlterConfigsResourceResponse.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             tags = buf[pos]
             pos += 1
@@ -280,14 +280,14 @@ class AlterConfigsResourceResponse:
                 if length < 0:
                     raise length_refused("AlterConfigsResourceResponse.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bh(buf, pos)
             pos += 3
             if length < 0:
                 raise length_refused("AlterConfigsResourceResponse.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
         return AlterConfigsResourceResponse(error_code, error_message, resource_type, resource_name), pos
 

@@ -88,7 +88,7 @@ class ReassignableTopic:
         if length == 0:
             raise null_refused("ReassignableTopic.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -187,7 +187,7 @@ class ReassignablePartitionResponse:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1
@@ -216,7 +216,7 @@ class ReassignableTopicResponse:
         if length == 0:
             raise null_refused("ReassignableTopicResponse.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -275,7 +275,7 @@ class AlterPartitionReassignmentsResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -297,11 +297,7 @@ class AlterPartitionReassignmentsResponse:
         if pos > len(buf):
             raise ended_early("AlterPartitionReassignmentsResponse", version)
         return AlterPartitionReassignmentsResponse(
-            throttle_time_ms,
-            allow_replication_factor_change,
-            error_code,
-            error_message,
-            responses,
+            throttle_time_ms, allow_replication_factor_change, error_code, error_message, responses
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:

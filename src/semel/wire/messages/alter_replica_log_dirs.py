@@ -56,7 +56,7 @@ class AlterReplicaLogDirTopic:
             if length == 0:
                 raise null_refused("AlterReplicaLogDirTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -77,7 +77,7 @@ class AlterReplicaLogDirTopic:
             if length < 0:
                 raise length_refused("AlterReplicaLogDirTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -115,7 +115,7 @@ class AlterReplicaLogDir:
             if length == 0:
                 raise null_refused("AlterReplicaLogDir.path", version)
             end = pos + length - 1
-            path = str(buf[pos:end], "utf-8")
+            path = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -138,7 +138,7 @@ class AlterReplicaLogDir:
             if length < 0:
                 raise length_refused("AlterReplicaLogDir.path", length)
             end = pos + length
-            path = str(buf[pos:end], "utf-8")
+            path = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -263,7 +263,7 @@ class AlterReplicaLogDirTopicResult:
             if length == 0:
                 raise null_refused("AlterReplicaLogDirTopicResult.topic_name", version)
             end = pos + length - 1
-            topic_name = str(buf[pos:end], "utf-8")
+            topic_name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -286,7 +286,7 @@ class AlterReplicaLogDirTopicResult:
             if length < 0:
                 raise length_refused("AlterReplicaLogDirTopicResult.topic_name", length)
             end = pos + length
-            topic_name = str(buf[pos:end], "utf-8")
+            topic_name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -50,7 +50,7 @@ class ScramCredentialDeletion:
         if length == 0:
             raise null_refused("ScramCredentialDeletion.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         mechanism, tags = unpack_bB(buf, pos)
         pos += 2
@@ -80,7 +80,7 @@ class ScramCredentialUpsertion:
         if length == 0:
             raise null_refused("ScramCredentialUpsertion.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         mechanism, iterations, length = unpack_biB(buf, pos)
         pos += 6
@@ -89,7 +89,7 @@ class ScramCredentialUpsertion:
         if length == 0:
             raise null_refused("ScramCredentialUpsertion.salt", version)
         end = pos + length - 1
-        salt = bytes(buf[pos:end])
+        salt = buf[pos:end].tobytes()
         pos = end
         length = buf[pos]
         pos += 1
@@ -98,7 +98,7 @@ class ScramCredentialUpsertion:
         if length == 0:
             raise null_refused("ScramCredentialUpsertion.salted_password", version)
         end = pos + length - 1
-        salted_password = bytes(buf[pos:end])
+        salted_password = buf[pos:end].tobytes()
         pos = end
         tags = buf[pos]
         pos += 1
@@ -190,7 +190,7 @@ class AlterUserScramCredentialsResult:
         if length == 0:
             raise null_refused("AlterUserScramCredentialsResult.user", version)
         end = pos + length - 1
-        user = str(buf[pos:end], "utf-8")
+        user = buf[pos:end].tobytes().decode()
         pos = end
         error_code, length = unpack_hB(buf, pos)
         pos += 3
@@ -200,7 +200,7 @@ class AlterUserScramCredentialsResult:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1

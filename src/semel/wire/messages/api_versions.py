@@ -65,7 +65,7 @@ class ApiVersionsRequest:
                 if length == 0:
                     raise null_refused("ApiVersionsRequest.client_software_name", version)
                 end = pos + length - 1
-                client_software_name = str(buf[pos:end], "utf-8")
+                client_software_name = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -74,7 +74,7 @@ class ApiVersionsRequest:
                 if length == 0:
                     raise null_refused("ApiVersionsRequest.client_software_version", version)
                 end = pos + length - 1
-                client_software_version = str(buf[pos:end], "utf-8")
+                client_software_version = buf[pos:end].tobytes().decode()
                 pos = end
                 tags = buf[pos]
                 pos += 1
@@ -141,7 +141,7 @@ class SupportedFeatureKey:
         if length == 0:
             raise null_refused("SupportedFeatureKey.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         min_version, max_version, tags = unpack_hhB(buf, pos)
         pos += 5
@@ -169,7 +169,7 @@ class FinalizedFeatureKey:
         if length == 0:
             raise null_refused("FinalizedFeatureKey.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         max_version_level, min_version_level, tags = unpack_hhB(buf, pos)
         pos += 5
@@ -234,7 +234,9 @@ class ApiVersionsResponse:
                                 length, pos = uvarint_tail(buf, pos, length)
                             length -= 1
                             if not 0 <= length * 6 <= len(buf) - pos:
-                                raise count_refused("ApiVersionsResponse.supported_features", length, len(buf) - pos)
+                                raise count_refused(
+                                    "ApiVersionsResponse.supported_features", length, len(buf) - pos
+                                )
                             supported_features = []
                             for _ in range(length):
                                 supported_features_item, pos = SupportedFeatureKey.decode(buf, pos, version)
@@ -249,7 +251,9 @@ class ApiVersionsResponse:
                                 length, pos = uvarint_tail(buf, pos, length)
                             length -= 1
                             if not 0 <= length * 6 <= len(buf) - pos:
-                                raise count_refused("ApiVersionsResponse.finalized_features", length, len(buf) - pos)
+                                raise count_refused(
+                                    "ApiVersionsResponse.finalized_features", length, len(buf) - pos
+                                )
                             finalized_features = []
                             for _ in range(length):
                                 finalized_features_item, pos = FinalizedFeatureKey.decode(buf, pos, version)
@@ -300,28 +304,36 @@ class ApiVersionsResponse:
                 for api_keys_item in self.api_keys:
                     api_keys_item.encode(out, version, splices)
                 out += pack_i(self.throttle_time_ms)
-                tagged: list[tuple[int, bytearray]] = []
-                if self.supported_features:
-                    content = bytearray()
-                    write_uvarint(content, len(self.supported_features) + 1)
-                    for supported_features_item in self.supported_features:
-                        supported_features_item.encode(content, version, splices)
-                    tagged.append((0, content))
-                if self.finalized_features_epoch != -1:
-                    content = bytearray()
-                    content += pack_q(self.finalized_features_epoch)
-                    tagged.append((1, content))
-                if self.finalized_features:
-                    content = bytearray()
-                    write_uvarint(content, len(self.finalized_features) + 1)
-                    for finalized_features_item in self.finalized_features:
-                        finalized_features_item.encode(content, version, splices)
-                    tagged.append((2, content))
-                if self.zk_migration_ready:
-                    content = bytearray()
-                    content.append(1 if self.zk_migration_ready else 0)
-                    tagged.append((3, content))
-                write_tags(out, tagged)
+                if (
+                    not self.supported_features
+                    and self.finalized_features_epoch == -1
+                    and not self.finalized_features
+                    and not self.zk_migration_ready
+                ):
+                    out.append(0)
+                else:
+                    tagged: list[tuple[int, bytearray]] = []
+                    if self.supported_features:
+                        content = bytearray()
+                        write_uvarint(content, len(self.supported_features) + 1)
+                        for supported_features_item in self.supported_features:
+                            supported_features_item.encode(content, version, splices)
+                        tagged.append((0, content))
+                    if self.finalized_features_epoch != -1:
+                        content = bytearray()
+                        content += pack_q(self.finalized_features_epoch)
+                        tagged.append((1, content))
+                    if self.finalized_features:
+                        content = bytearray()
+                        write_uvarint(content, len(self.finalized_features) + 1)
+                        for finalized_features_item in self.finalized_features:
+                            finalized_features_item.encode(content, version, splices)
+                        tagged.append((2, content))
+                    if self.zk_migration_ready:
+                        content = bytearray()
+                        content.append(1 if self.zk_migration_ready else 0)
+                        tagged.append((3, content))
+                    write_tags(out, tagged)
             else:
                 out += pack_hi(self.error_code, len(self.api_keys))
                 for api_keys_item in self.api_keys:

@@ -102,7 +102,7 @@ class TopicPartitions:
         if length == 0:
             raise null_refused("TopicPartitions.topic_name", version)
         end = pos + length - 1
-        topic_name = str(buf[pos:end], "utf-8")
+        topic_name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -186,7 +186,7 @@ class Member:
         if length == 0:
             raise null_refused("Member.member_id", version)
         end = pos + length - 1
-        member_id = str(buf[pos:end], "utf-8")
+        member_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -196,7 +196,7 @@ class Member:
             instance_id = None
         else:
             end = pos + length - 1
-            instance_id = str(buf[pos:end], "utf-8")
+            instance_id = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -206,7 +206,7 @@ class Member:
             rack_id = None
         else:
             end = pos + length - 1
-            rack_id = str(buf[pos:end], "utf-8")
+            rack_id = buf[pos:end].tobytes().decode()
             pos = end
         member_epoch, length = unpack_iB(buf, pos)
         pos += 5
@@ -215,7 +215,7 @@ class Member:
         if length == 0:
             raise null_refused("Member.client_id", version)
         end = pos + length - 1
-        client_id = str(buf[pos:end], "utf-8")
+        client_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -224,7 +224,7 @@ class Member:
         if length == 0:
             raise null_refused("Member.client_host", version)
         end = pos + length - 1
-        client_host = str(buf[pos:end], "utf-8")
+        client_host = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -242,7 +242,7 @@ class Member:
             subscribed_topic_regex = None
         else:
             end = pos + length - 1
-            subscribed_topic_regex = str(buf[pos:end], "utf-8")
+            subscribed_topic_regex = buf[pos:end].tobytes().decode()
             pos = end
         assignment, pos = Assignment.decode(buf, pos, version)
         target_assignment, pos = Assignment.decode(buf, pos, version)
@@ -308,7 +308,7 @@ class DescribedGroup:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -317,7 +317,7 @@ class DescribedGroup:
         if length == 0:
             raise null_refused("DescribedGroup.group_id", version)
         end = pos + length - 1
-        group_id = str(buf[pos:end], "utf-8")
+        group_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -326,7 +326,7 @@ class DescribedGroup:
         if length == 0:
             raise null_refused("DescribedGroup.group_state", version)
         end = pos + length - 1
-        group_state = str(buf[pos:end], "utf-8")
+        group_state = buf[pos:end].tobytes().decode()
         pos = end
         group_epoch, assignment_epoch, length = unpack_iiB(buf, pos)
         pos += 9
@@ -335,7 +335,7 @@ class DescribedGroup:
         if length == 0:
             raise null_refused("DescribedGroup.assignor_name", version)
         end = pos + length - 1
-        assignor_name = str(buf[pos:end], "utf-8")
+        assignor_name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1

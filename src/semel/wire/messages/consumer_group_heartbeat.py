@@ -105,7 +105,7 @@ class ConsumerGroupHeartbeatRequest:
             if length == 0:
                 raise null_refused("ConsumerGroupHeartbeatRequest.group_id", version)
             end = pos + length - 1
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -114,7 +114,7 @@ class ConsumerGroupHeartbeatRequest:
             if length == 0:
                 raise null_refused("ConsumerGroupHeartbeatRequest.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             member_epoch, length = unpack_iB(buf, pos)
             pos += 5
@@ -124,7 +124,7 @@ class ConsumerGroupHeartbeatRequest:
                 instance_id = None
             else:
                 end = pos + length - 1
-                instance_id = str(buf[pos:end], "utf-8")
+                instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -134,7 +134,7 @@ class ConsumerGroupHeartbeatRequest:
                 rack_id = None
             else:
                 end = pos + length - 1
-                rack_id = str(buf[pos:end], "utf-8")
+                rack_id = buf[pos:end].tobytes().decode()
                 pos = end
             rebalance_timeout_ms, length = unpack_iB(buf, pos)
             pos += 5
@@ -145,8 +145,12 @@ class ConsumerGroupHeartbeatRequest:
             else:
                 length -= 1
                 if not 0 <= length <= len(buf) - pos:
-                    raise count_refused("ConsumerGroupHeartbeatRequest.subscribed_topic_names", length, len(buf) - pos)
-                subscribed_topic_names, pos = read_compact_strings(buf, pos, length, "ConsumerGroupHeartbeatRequest.subscribed_topic_names")
+                    raise count_refused(
+                        "ConsumerGroupHeartbeatRequest.subscribed_topic_names", length, len(buf) - pos
+                    )
+                subscribed_topic_names, pos = read_compact_strings(
+                    buf, pos, length, "ConsumerGroupHeartbeatRequest.subscribed_topic_names"
+                )
             if version == 1:
                 length = buf[pos]
                 pos += 1
@@ -156,7 +160,7 @@ class ConsumerGroupHeartbeatRequest:
                     subscribed_topic_regex = None
                 else:
                     end = pos + length - 1
-                    subscribed_topic_regex = str(buf[pos:end], "utf-8")
+                    subscribed_topic_regex = buf[pos:end].tobytes().decode()
                     pos = end
             length = buf[pos]
             pos += 1
@@ -166,7 +170,7 @@ class ConsumerGroupHeartbeatRequest:
                 server_assignor = None
             else:
                 end = pos + length - 1
-                server_assignor = str(buf[pos:end], "utf-8")
+                server_assignor = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -177,7 +181,9 @@ class ConsumerGroupHeartbeatRequest:
             else:
                 length -= 1
                 if not 0 <= length * 18 <= len(buf) - pos:
-                    raise count_refused("ConsumerGroupHeartbeatRequest.topic_partitions", length, len(buf) - pos)
+                    raise count_refused(
+                        "ConsumerGroupHeartbeatRequest.topic_partitions", length, len(buf) - pos
+                    )
                 topic_partitions = []
                 for _ in range(length):
                     topic_partitions_item, pos = TopicPartitions.decode(buf, pos, version)
@@ -292,7 +298,7 @@ class ConsumerGroupHeartbeatResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -302,7 +308,7 @@ class ConsumerGroupHeartbeatResponse:
                 member_id = None
             else:
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
             member_epoch, heartbeat_interval_ms, length = unpack_iib(buf, pos)
             pos += 9

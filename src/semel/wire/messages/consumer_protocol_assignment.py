@@ -43,7 +43,7 @@ class TopicPartition:
         if length < 0:
             raise length_refused("TopicPartition.topic", length)
         end = pos + length
-        topic = str(buf[pos:end], "utf-8")
+        topic = buf[pos:end].tobytes().decode()
         pos = end
         length = unpack_i(buf, pos)[0]
         pos += 4
@@ -89,7 +89,7 @@ class ConsumerProtocolAssignment:
                 if length < 0:
                     raise length_refused("ConsumerProtocolAssignment.user_data", length)
                 end = pos + length
-                user_data = bytes(buf[pos:end])
+                user_data = buf[pos:end].tobytes()
                 pos = end
         except MALFORMED as error:
             raise malformed("ConsumerProtocolAssignment", version, error) from None

@@ -46,7 +46,7 @@ class TopicPartition:
         if length < 0:
             raise length_refused("TopicPartition.topic", length)
         end = pos + length
-        topic = str(buf[pos:end], "utf-8")
+        topic = buf[pos:end].tobytes().decode()
         pos = end
         length = unpack_i(buf, pos)[0]
         pos += 4
@@ -97,13 +97,15 @@ class ConsumerProtocolSubscription:
                 if length < 0:
                     raise length_refused("ConsumerProtocolSubscription.user_data", length)
                 end = pos + length
-                user_data = bytes(buf[pos:end])
+                user_data = buf[pos:end].tobytes()
                 pos = end
             if version >= 1:
                 length = unpack_i(buf, pos)[0]
                 pos += 4
                 if not 0 <= length * 6 <= len(buf) - pos:
-                    raise count_refused("ConsumerProtocolSubscription.owned_partitions", length, len(buf) - pos)
+                    raise count_refused(
+                        "ConsumerProtocolSubscription.owned_partitions", length, len(buf) - pos
+                    )
                 owned_partitions = []
                 for _ in range(length):
                     owned_partitions_item, pos = TopicPartition.decode(buf, pos, version)
@@ -120,7 +122,7 @@ class ConsumerProtocolSubscription:
                     if length < 0:
                         raise length_refused("ConsumerProtocolSubscription.rack_id", length)
                     end = pos + length
-                    rack_id = str(buf[pos:end], "utf-8")
+                    rack_id = buf[pos:end].tobytes().decode()
                     pos = end
         except MALFORMED as error:
             raise malformed("ConsumerProtocolSubscription", version, error) from None

@@ -66,7 +66,7 @@ class AclCreation:
             if length == 0:
                 raise null_refused("AclCreation.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             resource_pattern_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -75,7 +75,7 @@ class AclCreation:
             if length == 0:
                 raise null_refused("AclCreation.principal", version)
             end = pos + length - 1
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -84,7 +84,7 @@ class AclCreation:
             if length == 0:
                 raise null_refused("AclCreation.host", version)
             end = pos + length - 1
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type, tags = unpack_bbB(buf, pos)
             pos += 3
@@ -96,32 +96,26 @@ class AclCreation:
             if length < 0:
                 raise length_refused("AclCreation.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             resource_pattern_type, length = unpack_bh(buf, pos)
             pos += 3
             if length < 0:
                 raise length_refused("AclCreation.principal", length)
             end = pos + length
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("AclCreation.host", length)
             end = pos + length
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type = unpack_bb(buf, pos)
             pos += 2
         return AclCreation(
-            resource_type,
-            resource_name,
-            resource_pattern_type,
-            principal,
-            host,
-            operation,
-            permission_type,
+            resource_type, resource_name, resource_pattern_type, principal, host, operation, permission_type
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -217,7 +211,7 @@ class AclCreationResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -232,7 +226,7 @@ class AclCreationResult:
                 if length < 0:
                     raise length_refused("AclCreationResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
         return AclCreationResult(error_code, error_message), pos
 

@@ -102,7 +102,7 @@ class CreatePartitionsTopic:
             if length == 0:
                 raise null_refused("CreatePartitionsTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             count, length = unpack_iB(buf, pos)
             pos += 5
@@ -128,7 +128,7 @@ class CreatePartitionsTopic:
             if length < 0:
                 raise length_refused("CreatePartitionsTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             count, length = unpack_ii(buf, pos)
             pos += 8
@@ -248,7 +248,7 @@ class CreatePartitionsTopicResult:
             if length == 0:
                 raise null_refused("CreatePartitionsTopicResult.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             error_code, length = unpack_hB(buf, pos)
             pos += 3
@@ -258,7 +258,7 @@ class CreatePartitionsTopicResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -270,7 +270,7 @@ class CreatePartitionsTopicResult:
             if length < 0:
                 raise length_refused("CreatePartitionsTopicResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             error_code, length = unpack_hh(buf, pos)
             pos += 4
@@ -280,7 +280,7 @@ class CreatePartitionsTopicResult:
                 if length < 0:
                     raise length_refused("CreatePartitionsTopicResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
         return CreatePartitionsTopicResult(name, error_code, error_message), pos
 

@@ -115,7 +115,7 @@ class CreatableTopicConfig:
             if length == 0:
                 raise null_refused("CreatableTopicConfig.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -125,7 +125,7 @@ class CreatableTopicConfig:
                 value = None
             else:
                 end = pos + length - 1
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -137,7 +137,7 @@ class CreatableTopicConfig:
             if length < 0:
                 raise length_refused("CreatableTopicConfig.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -147,7 +147,7 @@ class CreatableTopicConfig:
                 if length < 0:
                     raise length_refused("CreatableTopicConfig.value", length)
                 end = pos + length
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
         return CreatableTopicConfig(name, value), pos
 
@@ -181,7 +181,7 @@ class CreatableTopic:
             if length == 0:
                 raise null_refused("CreatableTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             num_partitions, replication_factor, length = unpack_ihB(buf, pos)
             pos += 7
@@ -215,7 +215,7 @@ class CreatableTopic:
             if length < 0:
                 raise length_refused("CreatableTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             num_partitions, replication_factor, length = unpack_ihi(buf, pos)
             pos += 10
@@ -338,7 +338,7 @@ class CreatableTopicConfigs:
         if length == 0:
             raise null_refused("CreatableTopicConfigs.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -348,7 +348,7 @@ class CreatableTopicConfigs:
             value = None
         else:
             end = pos + length - 1
-            value = str(buf[pos:end], "utf-8")
+            value = buf[pos:end].tobytes().decode()
             pos = end
         read_only, config_source, is_sensitive, tags = unpack_tbtB(buf, pos)
         pos += 4
@@ -387,7 +387,7 @@ class CreatableTopicResult:
             if length == 0:
                 raise null_refused("CreatableTopicResult.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             if version == 7:
                 topic_id = unpack_U(buf, pos)[0]
@@ -400,7 +400,7 @@ class CreatableTopicResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             num_partitions, replication_factor, length = unpack_ihB(buf, pos)
             pos += 7
@@ -442,7 +442,7 @@ class CreatableTopicResult:
             if length < 0:
                 raise length_refused("CreatableTopicResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             error_code, length = unpack_hh(buf, pos)
             pos += 4
@@ -452,7 +452,7 @@ class CreatableTopicResult:
                 if length < 0:
                     raise length_refused("CreatableTopicResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
         return CreatableTopicResult(
             name,
@@ -480,12 +480,15 @@ class CreatableTopicResult:
                 write_uvarint(out, len(configs) + 1)
                 for configs_item in configs:
                     configs_item.encode(out, version, splices)
-            tagged: list[tuple[int, bytearray]] = []
-            if self.topic_config_error_code != 0:
-                content = bytearray()
-                content += pack_h(self.topic_config_error_code)
-                tagged.append((0, content))
-            write_tags(out, tagged)
+            if self.topic_config_error_code == 0:
+                out.append(0)
+            else:
+                tagged: list[tuple[int, bytearray]] = []
+                if self.topic_config_error_code != 0:
+                    content = bytearray()
+                    content += pack_h(self.topic_config_error_code)
+                    tagged.append((0, content))
+                write_tags(out, tagged)
         else:
             write_string(out, self.name)
             out += pack_h(self.error_code)

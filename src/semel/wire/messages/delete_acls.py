@@ -70,7 +70,7 @@ class DeleteAclsFilter:
                 resource_name_filter = None
             else:
                 end = pos + length - 1
-                resource_name_filter = str(buf[pos:end], "utf-8")
+                resource_name_filter = buf[pos:end].tobytes().decode()
                 pos = end
             pattern_type_filter, length = unpack_bB(buf, pos)
             pos += 2
@@ -80,7 +80,7 @@ class DeleteAclsFilter:
                 principal_filter = None
             else:
                 end = pos + length - 1
-                principal_filter = str(buf[pos:end], "utf-8")
+                principal_filter = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -90,7 +90,7 @@ class DeleteAclsFilter:
                 host_filter = None
             else:
                 end = pos + length - 1
-                host_filter = str(buf[pos:end], "utf-8")
+                host_filter = buf[pos:end].tobytes().decode()
                 pos = end
             operation, permission_type, tags = unpack_bbB(buf, pos)
             pos += 3
@@ -105,7 +105,7 @@ class DeleteAclsFilter:
                 if length < 0:
                     raise length_refused("DeleteAclsFilter.resource_name_filter", length)
                 end = pos + length
-                resource_name_filter = str(buf[pos:end], "utf-8")
+                resource_name_filter = buf[pos:end].tobytes().decode()
                 pos = end
             pattern_type_filter, length = unpack_bh(buf, pos)
             pos += 3
@@ -115,7 +115,7 @@ class DeleteAclsFilter:
                 if length < 0:
                     raise length_refused("DeleteAclsFilter.principal_filter", length)
                 end = pos + length
-                principal_filter = str(buf[pos:end], "utf-8")
+                principal_filter = buf[pos:end].tobytes().decode()
                 pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -125,7 +125,7 @@ class DeleteAclsFilter:
                 if length < 0:
                     raise length_refused("DeleteAclsFilter.host_filter", length)
                 end = pos + length
-                host_filter = str(buf[pos:end], "utf-8")
+                host_filter = buf[pos:end].tobytes().decode()
                 pos = end
             operation, permission_type = unpack_bb(buf, pos)
             pos += 2
@@ -239,7 +239,7 @@ class DeleteAclsMatchingAcl:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -248,7 +248,7 @@ class DeleteAclsMatchingAcl:
             if length == 0:
                 raise null_refused("DeleteAclsMatchingAcl.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             pattern_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -257,7 +257,7 @@ class DeleteAclsMatchingAcl:
             if length == 0:
                 raise null_refused("DeleteAclsMatchingAcl.principal", version)
             end = pos + length - 1
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -266,7 +266,7 @@ class DeleteAclsMatchingAcl:
             if length == 0:
                 raise null_refused("DeleteAclsMatchingAcl.host", version)
             end = pos + length - 1
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type, tags = unpack_bbB(buf, pos)
             pos += 3
@@ -281,28 +281,28 @@ class DeleteAclsMatchingAcl:
                 if length < 0:
                     raise length_refused("DeleteAclsMatchingAcl.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bh(buf, pos)
             pos += 3
             if length < 0:
                 raise length_refused("DeleteAclsMatchingAcl.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             pattern_type, length = unpack_bh(buf, pos)
             pos += 3
             if length < 0:
                 raise length_refused("DeleteAclsMatchingAcl.principal", length)
             end = pos + length
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DeleteAclsMatchingAcl.host", length)
             end = pos + length
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type = unpack_bb(buf, pos)
             pos += 2
@@ -358,7 +358,7 @@ class DeleteAclsFilterResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -384,7 +384,7 @@ class DeleteAclsFilterResult:
                 if length < 0:
                     raise length_refused("DeleteAclsFilterResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

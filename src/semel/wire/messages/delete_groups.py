@@ -107,7 +107,7 @@ class DeletableGroupResult:
             if length == 0:
                 raise null_refused("DeletableGroupResult.group_id", version)
             end = pos + length - 1
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             error_code, tags = unpack_hB(buf, pos)
             pos += 3
@@ -119,7 +119,7 @@ class DeletableGroupResult:
             if length < 0:
                 raise length_refused("DeletableGroupResult.group_id", length)
             end = pos + length
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             error_code = unpack_h(buf, pos)[0]
             pos += 2

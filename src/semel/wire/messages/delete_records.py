@@ -83,7 +83,7 @@ class DeleteRecordsTopic:
             if length == 0:
                 raise null_refused("DeleteRecordsTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -106,7 +106,7 @@ class DeleteRecordsTopic:
             if length < 0:
                 raise length_refused("DeleteRecordsTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -236,7 +236,7 @@ class DeleteRecordsTopicResult:
             if length == 0:
                 raise null_refused("DeleteRecordsTopicResult.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -259,7 +259,7 @@ class DeleteRecordsTopicResult:
             if length < 0:
                 raise length_refused("DeleteRecordsTopicResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -62,7 +62,7 @@ class DeleteTopicState:
             name = None
         else:
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
         topic_id, tags = unpack_UB(buf, pos)
         pos += 17
@@ -114,7 +114,9 @@ class DeleteTopicsRequest:
                     length -= 1
                     if not 0 <= length <= len(buf) - pos:
                         raise count_refused("DeleteTopicsRequest.topic_names", length, len(buf) - pos)
-                    topic_names, pos = read_compact_strings(buf, pos, length, "DeleteTopicsRequest.topic_names")
+                    topic_names, pos = read_compact_strings(
+                        buf, pos, length, "DeleteTopicsRequest.topic_names"
+                    )
                 timeout_ms, tags = unpack_iB(buf, pos)
                 pos += 5
                 if tags:
@@ -177,7 +179,7 @@ class DeletableTopicResult:
                 name = None
             else:
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             if version == 6:
                 topic_id = unpack_U(buf, pos)[0]
@@ -193,7 +195,7 @@ class DeletableTopicResult:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
             tags = buf[pos]
             pos += 1
@@ -207,7 +209,7 @@ class DeletableTopicResult:
             if length < 0:
                 raise length_refused("DeletableTopicResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             error_code = unpack_h(buf, pos)[0]
             pos += 2

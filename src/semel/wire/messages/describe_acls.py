@@ -75,7 +75,7 @@ class DescribeAclsRequest:
                     resource_name_filter = None
                 else:
                     end = pos + length - 1
-                    resource_name_filter = str(buf[pos:end], "utf-8")
+                    resource_name_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 pattern_type_filter, length = unpack_bB(buf, pos)
                 pos += 2
@@ -85,7 +85,7 @@ class DescribeAclsRequest:
                     principal_filter = None
                 else:
                     end = pos + length - 1
-                    principal_filter = str(buf[pos:end], "utf-8")
+                    principal_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -95,7 +95,7 @@ class DescribeAclsRequest:
                     host_filter = None
                 else:
                     end = pos + length - 1
-                    host_filter = str(buf[pos:end], "utf-8")
+                    host_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 operation, permission_type, tags = unpack_bbB(buf, pos)
                 pos += 3
@@ -110,7 +110,7 @@ class DescribeAclsRequest:
                     if length < 0:
                         raise length_refused("DescribeAclsRequest.resource_name_filter", length)
                     end = pos + length
-                    resource_name_filter = str(buf[pos:end], "utf-8")
+                    resource_name_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 pattern_type_filter, length = unpack_bh(buf, pos)
                 pos += 3
@@ -120,7 +120,7 @@ class DescribeAclsRequest:
                     if length < 0:
                         raise length_refused("DescribeAclsRequest.principal_filter", length)
                     end = pos + length
-                    principal_filter = str(buf[pos:end], "utf-8")
+                    principal_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 length = unpack_h(buf, pos)[0]
                 pos += 2
@@ -130,7 +130,7 @@ class DescribeAclsRequest:
                     if length < 0:
                         raise length_refused("DescribeAclsRequest.host_filter", length)
                     end = pos + length
-                    host_filter = str(buf[pos:end], "utf-8")
+                    host_filter = buf[pos:end].tobytes().decode()
                     pos = end
                 operation, permission_type = unpack_bb(buf, pos)
                 pos += 2
@@ -185,7 +185,7 @@ class AclDescription:
             if length == 0:
                 raise null_refused("AclDescription.principal", version)
             end = pos + length - 1
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -194,7 +194,7 @@ class AclDescription:
             if length == 0:
                 raise null_refused("AclDescription.host", version)
             end = pos + length - 1
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type, tags = unpack_bbB(buf, pos)
             pos += 3
@@ -206,14 +206,14 @@ class AclDescription:
             if length < 0:
                 raise length_refused("AclDescription.principal", length)
             end = pos + length
-            principal = str(buf[pos:end], "utf-8")
+            principal = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("AclDescription.host", length)
             end = pos + length
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             operation, permission_type = unpack_bb(buf, pos)
             pos += 2
@@ -248,7 +248,7 @@ class DescribeAclsResource:
             if length == 0:
                 raise null_refused("DescribeAclsResource.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             pattern_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -271,7 +271,7 @@ class DescribeAclsResource:
             if length < 0:
                 raise length_refused("DescribeAclsResource.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             pattern_type, length = unpack_bi(buf, pos)
             pos += 5
@@ -326,7 +326,7 @@ class DescribeAclsResponse:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -352,7 +352,7 @@ class DescribeAclsResponse:
                     if length < 0:
                         raise length_refused("DescribeAclsResponse.error_message", length)
                     end = pos + length
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4

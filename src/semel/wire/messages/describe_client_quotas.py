@@ -62,7 +62,7 @@ class ComponentData:
             if length == 0:
                 raise null_refused("ComponentData.entity_type", version)
             end = pos + length - 1
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             match_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -72,7 +72,7 @@ class ComponentData:
                 match = None
             else:
                 end = pos + length - 1
-                match = str(buf[pos:end], "utf-8")
+                match = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -84,7 +84,7 @@ class ComponentData:
             if length < 0:
                 raise length_refused("ComponentData.entity_type", length)
             end = pos + length
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             match_type, length = unpack_bh(buf, pos)
             pos += 3
@@ -94,7 +94,7 @@ class ComponentData:
                 if length < 0:
                     raise length_refused("ComponentData.match", length)
                 end = pos + length
-                match = str(buf[pos:end], "utf-8")
+                match = buf[pos:end].tobytes().decode()
                 pos = end
         return ComponentData(entity_type, match_type, match), pos
 
@@ -189,7 +189,7 @@ class EntityData:
             if length == 0:
                 raise null_refused("EntityData.entity_type", version)
             end = pos + length - 1
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -199,7 +199,7 @@ class EntityData:
                 entity_name = None
             else:
                 end = pos + length - 1
-                entity_name = str(buf[pos:end], "utf-8")
+                entity_name = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -211,7 +211,7 @@ class EntityData:
             if length < 0:
                 raise length_refused("EntityData.entity_type", length)
             end = pos + length
-            entity_type = str(buf[pos:end], "utf-8")
+            entity_type = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -221,7 +221,7 @@ class EntityData:
                 if length < 0:
                     raise length_refused("EntityData.entity_name", length)
                 end = pos + length
-                entity_name = str(buf[pos:end], "utf-8")
+                entity_name = buf[pos:end].tobytes().decode()
                 pos = end
         return EntityData(entity_type, entity_name), pos
 
@@ -250,7 +250,7 @@ class ValueData:
             if length == 0:
                 raise null_refused("ValueData.key", version)
             end = pos + length - 1
-            key = str(buf[pos:end], "utf-8")
+            key = buf[pos:end].tobytes().decode()
             pos = end
             value, tags = unpack_dB(buf, pos)
             pos += 9
@@ -262,7 +262,7 @@ class ValueData:
             if length < 0:
                 raise length_refused("ValueData.key", length)
             end = pos + length
-            key = str(buf[pos:end], "utf-8")
+            key = buf[pos:end].tobytes().decode()
             pos = end
             value = unpack_d(buf, pos)[0]
             pos += 8
@@ -376,7 +376,7 @@ class DescribeClientQuotasResponse:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -405,7 +405,7 @@ class DescribeClientQuotasResponse:
                     if length < 0:
                         raise length_refused("DescribeClientQuotasResponse.error_message", length)
                     end = pos + length
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4

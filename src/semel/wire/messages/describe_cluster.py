@@ -67,9 +67,7 @@ class DescribeClusterRequest:
         if pos > len(buf):
             raise ended_early("DescribeClusterRequest", version)
         return DescribeClusterRequest(
-            include_cluster_authorized_operations,
-            endpoint_type,
-            include_fenced_brokers,
+            include_cluster_authorized_operations, endpoint_type, include_fenced_brokers
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -103,7 +101,7 @@ class DescribeClusterBroker:
         if length == 0:
             raise null_refused("DescribeClusterBroker.host", version)
         end = pos + length - 1
-        host = str(buf[pos:end], "utf-8")
+        host = buf[pos:end].tobytes().decode()
         pos = end
         port, length = unpack_iB(buf, pos)
         pos += 5
@@ -113,7 +111,7 @@ class DescribeClusterBroker:
             rack = None
         else:
             end = pos + length - 1
-            rack = str(buf[pos:end], "utf-8")
+            rack = buf[pos:end].tobytes().decode()
             pos = end
         if version == 2:
             is_fenced = buf[pos] != 0
@@ -164,7 +162,7 @@ class DescribeClusterResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             if version >= 1:
                 endpoint_type = unpack_b(buf, pos)[0]
@@ -176,7 +174,7 @@ class DescribeClusterResponse:
             if length == 0:
                 raise null_refused("DescribeClusterResponse.cluster_id", version)
             end = pos + length - 1
-            cluster_id = str(buf[pos:end], "utf-8")
+            cluster_id = buf[pos:end].tobytes().decode()
             pos = end
             controller_id, length = unpack_iB(buf, pos)
             pos += 5

@@ -71,7 +71,7 @@ class DescribeConfigsResource:
             if length == 0:
                 raise null_refused("DescribeConfigsResource.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -83,7 +83,9 @@ class DescribeConfigsResource:
                 length -= 1
                 if not 0 <= length <= len(buf) - pos:
                     raise count_refused("DescribeConfigsResource.configuration_keys", length, len(buf) - pos)
-                configuration_keys, pos = read_compact_strings(buf, pos, length, "DescribeConfigsResource.configuration_keys")
+                configuration_keys, pos = read_compact_strings(
+                    buf, pos, length, "DescribeConfigsResource.configuration_keys"
+                )
             tags = buf[pos]
             pos += 1
             if tags:
@@ -94,7 +96,7 @@ class DescribeConfigsResource:
             if length < 0:
                 raise length_refused("DescribeConfigsResource.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -103,7 +105,9 @@ class DescribeConfigsResource:
             else:
                 if not 0 <= length * 2 <= len(buf) - pos:
                     raise count_refused("DescribeConfigsResource.configuration_keys", length, len(buf) - pos)
-                configuration_keys, pos = read_strings(buf, pos, length, "DescribeConfigsResource.configuration_keys")
+                configuration_keys, pos = read_strings(
+                    buf, pos, length, "DescribeConfigsResource.configuration_keys"
+                )
         return DescribeConfigsResource(resource_type, resource_name, configuration_keys), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -215,7 +219,7 @@ class DescribeConfigsSynonym:
             if length == 0:
                 raise null_refused("DescribeConfigsSynonym.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -225,7 +229,7 @@ class DescribeConfigsSynonym:
                 value = None
             else:
                 end = pos + length - 1
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             source, tags = unpack_bB(buf, pos)
             pos += 2
@@ -237,7 +241,7 @@ class DescribeConfigsSynonym:
             if length < 0:
                 raise length_refused("DescribeConfigsSynonym.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -247,7 +251,7 @@ class DescribeConfigsSynonym:
                 if length < 0:
                     raise length_refused("DescribeConfigsSynonym.value", length)
                 end = pos + length
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             source = unpack_b(buf, pos)[0]
             pos += 1
@@ -288,7 +292,7 @@ class DescribeConfigsResourceResult:
             if length == 0:
                 raise null_refused("DescribeConfigsResourceResult.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -298,7 +302,7 @@ class DescribeConfigsResourceResult:
                 value = None
             else:
                 end = pos + length - 1
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             read_only, config_source, is_sensitive, length = unpack_tbtB(buf, pos)
             pos += 4
@@ -319,7 +323,7 @@ class DescribeConfigsResourceResult:
                 documentation = None
             else:
                 end = pos + length - 1
-                documentation = str(buf[pos:end], "utf-8")
+                documentation = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -333,7 +337,7 @@ class DescribeConfigsResourceResult:
             if length < 0:
                 raise length_refused("DescribeConfigsResourceResult.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -343,7 +347,7 @@ class DescribeConfigsResourceResult:
                 if length < 0:
                     raise length_refused("DescribeConfigsResourceResult.value", length)
                 end = pos + length
-                value = str(buf[pos:end], "utf-8")
+                value = buf[pos:end].tobytes().decode()
                 pos = end
             read_only, config_source, is_sensitive, length = unpack_tbti(buf, pos)
             pos += 7
@@ -362,17 +366,10 @@ class DescribeConfigsResourceResult:
                     if length < 0:
                         raise length_refused("DescribeConfigsResourceResult.documentation", length)
                     end = pos + length
-                    documentation = str(buf[pos:end], "utf-8")
+                    documentation = buf[pos:end].tobytes().decode()
                     pos = end
         return DescribeConfigsResourceResult(
-            name,
-            value,
-            read_only,
-            config_source,
-            is_sensitive,
-            synonyms,
-            config_type,
-            documentation,
+            name, value, read_only, config_source, is_sensitive, synonyms, config_type, documentation
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -418,7 +415,7 @@ class DescribeConfigsResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bB(buf, pos)
             pos += 2
@@ -427,7 +424,7 @@ class DescribeConfigsResult:
             if length == 0:
                 raise null_refused("DescribeConfigsResult.resource_name", version)
             end = pos + length - 1
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -453,14 +450,14 @@ class DescribeConfigsResult:
                 if length < 0:
                     raise length_refused("DescribeConfigsResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             resource_type, length = unpack_bh(buf, pos)
             pos += 3
             if length < 0:
                 raise length_refused("DescribeConfigsResult.resource_name", length)
             end = pos + length
-            resource_name = str(buf[pos:end], "utf-8")
+            resource_name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -123,7 +123,7 @@ class DescribedGroupMember:
             if length == 0:
                 raise null_refused("DescribedGroupMember.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -133,7 +133,7 @@ class DescribedGroupMember:
                 group_instance_id = None
             else:
                 end = pos + length - 1
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -142,7 +142,7 @@ class DescribedGroupMember:
             if length == 0:
                 raise null_refused("DescribedGroupMember.client_id", version)
             end = pos + length - 1
-            client_id = str(buf[pos:end], "utf-8")
+            client_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -151,7 +151,7 @@ class DescribedGroupMember:
             if length == 0:
                 raise null_refused("DescribedGroupMember.client_host", version)
             end = pos + length - 1
-            client_host = str(buf[pos:end], "utf-8")
+            client_host = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -160,7 +160,7 @@ class DescribedGroupMember:
             if length == 0:
                 raise null_refused("DescribedGroupMember.member_metadata", version)
             end = pos + length - 1
-            member_metadata = bytes(buf[pos:end])
+            member_metadata = buf[pos:end].tobytes()
             pos = end
             length = buf[pos]
             pos += 1
@@ -169,7 +169,7 @@ class DescribedGroupMember:
             if length == 0:
                 raise null_refused("DescribedGroupMember.member_assignment", version)
             end = pos + length - 1
-            member_assignment = bytes(buf[pos:end])
+            member_assignment = buf[pos:end].tobytes()
             pos = end
             tags = buf[pos]
             pos += 1
@@ -182,7 +182,7 @@ class DescribedGroupMember:
             if length < 0:
                 raise length_refused("DescribedGroupMember.member_id", length)
             end = pos + length
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             if version == 4:
                 length = unpack_h(buf, pos)[0]
@@ -193,43 +193,38 @@ class DescribedGroupMember:
                     if length < 0:
                         raise length_refused("DescribedGroupMember.group_instance_id", length)
                     end = pos + length
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DescribedGroupMember.client_id", length)
             end = pos + length
-            client_id = str(buf[pos:end], "utf-8")
+            client_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DescribedGroupMember.client_host", length)
             end = pos + length
-            client_host = str(buf[pos:end], "utf-8")
+            client_host = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if length < 0:
                 raise length_refused("DescribedGroupMember.member_metadata", length)
             end = pos + length
-            member_metadata = bytes(buf[pos:end])
+            member_metadata = buf[pos:end].tobytes()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if length < 0:
                 raise length_refused("DescribedGroupMember.member_assignment", length)
             end = pos + length
-            member_assignment = bytes(buf[pos:end])
+            member_assignment = buf[pos:end].tobytes()
             pos = end
         return DescribedGroupMember(
-            member_id,
-            group_instance_id,
-            client_id,
-            client_host,
-            member_metadata,
-            member_assignment,
+            member_id, group_instance_id, client_id, client_host, member_metadata, member_assignment
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -279,7 +274,7 @@ class DescribedGroup:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
             length = buf[pos]
             pos += 1
@@ -288,7 +283,7 @@ class DescribedGroup:
             if length == 0:
                 raise null_refused("DescribedGroup.group_id", version)
             end = pos + length - 1
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -297,7 +292,7 @@ class DescribedGroup:
             if length == 0:
                 raise null_refused("DescribedGroup.group_state", version)
             end = pos + length - 1
-            group_state = str(buf[pos:end], "utf-8")
+            group_state = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -306,7 +301,7 @@ class DescribedGroup:
             if length == 0:
                 raise null_refused("DescribedGroup.protocol_type", version)
             end = pos + length - 1
-            protocol_type = str(buf[pos:end], "utf-8")
+            protocol_type = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -315,7 +310,7 @@ class DescribedGroup:
             if length == 0:
                 raise null_refused("DescribedGroup.protocol_data", version)
             end = pos + length - 1
-            protocol_data = str(buf[pos:end], "utf-8")
+            protocol_data = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -340,28 +335,28 @@ class DescribedGroup:
             if length < 0:
                 raise length_refused("DescribedGroup.group_id", length)
             end = pos + length
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DescribedGroup.group_state", length)
             end = pos + length
-            group_state = str(buf[pos:end], "utf-8")
+            group_state = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DescribedGroup.protocol_type", length)
             end = pos + length
-            protocol_type = str(buf[pos:end], "utf-8")
+            protocol_type = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("DescribedGroup.protocol_data", length)
             end = pos + length
-            protocol_data = str(buf[pos:end], "utf-8")
+            protocol_data = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -60,7 +60,7 @@ class DescribableLogDirTopic:
             if length == 0:
                 raise null_refused("DescribableLogDirTopic.topic", version)
             end = pos + length - 1
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -81,7 +81,7 @@ class DescribableLogDirTopic:
             if length < 0:
                 raise length_refused("DescribableLogDirTopic.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -198,11 +198,7 @@ class DescribeLogDirsPartition:
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         if version >= 2:
             out += pack_iqqtB(
-                self.partition_index,
-                self.partition_size,
-                self.offset_lag,
-                self.is_future_key,
-                0,
+                self.partition_index, self.partition_size, self.offset_lag, self.is_future_key, 0
             )
         else:
             out += pack_iqqt(self.partition_index, self.partition_size, self.offset_lag, self.is_future_key)
@@ -224,7 +220,7 @@ class DescribeLogDirsTopic:
             if length == 0:
                 raise null_refused("DescribeLogDirsTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -247,7 +243,7 @@ class DescribeLogDirsTopic:
             if length < 0:
                 raise length_refused("DescribeLogDirsTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -296,7 +292,7 @@ class DescribeLogDirsResult:
             if length == 0:
                 raise null_refused("DescribeLogDirsResult.log_dir", version)
             end = pos + length - 1
-            log_dir = str(buf[pos:end], "utf-8")
+            log_dir = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -328,7 +324,7 @@ class DescribeLogDirsResult:
             if length < 0:
                 raise length_refused("DescribeLogDirsResult.log_dir", length)
             end = pos + length
-            log_dir = str(buf[pos:end], "utf-8")
+            log_dir = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -50,7 +50,7 @@ class TopicRequest:
         if length == 0:
             raise null_refused("TopicRequest.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -181,7 +181,7 @@ class PartitionResponse:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -224,7 +224,7 @@ class TopicResponse:
         if length == 0:
             raise null_refused("TopicResponse.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1

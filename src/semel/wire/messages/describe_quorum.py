@@ -77,7 +77,7 @@ class RequestTopicData:
         if length == 0:
             raise null_refused("RequestTopicData.topic_name", version)
         end = pos + length - 1
-        topic_name = str(buf[pos:end], "utf-8")
+        topic_name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -176,11 +176,7 @@ class ReplicaState:
         if tags:
             pos = skip_tags(buf, pos, tags)
         return ReplicaState(
-            replica_id,
-            replica_directory_id,
-            log_end_offset,
-            last_fetch_timestamp,
-            last_caught_up_timestamp,
+            replica_id, replica_directory_id, log_end_offset, last_fetch_timestamp, last_caught_up_timestamp
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -221,7 +217,7 @@ class ResponsePartitionData:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
         leader_id, leader_epoch, high_watermark, length = unpack_iiqB(buf, pos)
         pos += 17
@@ -289,7 +285,7 @@ class ResponseTopicData:
         if length == 0:
             raise null_refused("ResponseTopicData.topic_name", version)
         end = pos + length - 1
-        topic_name = str(buf[pos:end], "utf-8")
+        topic_name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -331,7 +327,7 @@ class Listener:
         if length == 0:
             raise null_refused("Listener.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -340,7 +336,7 @@ class Listener:
         if length == 0:
             raise null_refused("Listener.host", version)
         end = pos + length - 1
-        host = str(buf[pos:end], "utf-8")
+        host = buf[pos:end].tobytes().decode()
         pos = end
         port, tags = unpack_HB(buf, pos)
         pos += 3
@@ -418,7 +414,7 @@ class DescribeQuorumResponse:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
             length = buf[pos]
             pos += 1

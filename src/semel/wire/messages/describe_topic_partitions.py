@@ -54,7 +54,7 @@ class TopicRequest:
         if length == 0:
             raise null_refused("TopicRequest.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         tags = buf[pos]
         pos += 1
@@ -81,7 +81,7 @@ class Cursor:
         if length == 0:
             raise null_refused("Cursor.topic_name", version)
         end = pos + length - 1
-        topic_name = str(buf[pos:end], "utf-8")
+        topic_name = buf[pos:end].tobytes().decode()
         pos = end
         partition_index, tags = unpack_iB(buf, pos)
         pos += 5
@@ -167,7 +167,9 @@ class DescribeTopicPartitionsResponsePartition:
     offline_replicas: list[int] = field(default_factory=list)
 
     @staticmethod
-    def decode(buf: memoryview, pos: int, version: int) -> tuple[DescribeTopicPartitionsResponsePartition, int]:
+    def decode(
+        buf: memoryview, pos: int, version: int
+    ) -> tuple[DescribeTopicPartitionsResponsePartition, int]:
         replica_nodes: list[int]
         isr_nodes: list[int]
         eligible_leader_replicas: list[int] | None
@@ -179,7 +181,9 @@ class DescribeTopicPartitionsResponsePartition:
             length, pos = uvarint_tail(buf, pos, length)
         length -= 1
         if not 0 <= length * 4 <= len(buf) - pos:
-            raise count_refused("DescribeTopicPartitionsResponsePartition.replica_nodes", length, len(buf) - pos)
+            raise count_refused(
+                "DescribeTopicPartitionsResponsePartition.replica_nodes", length, len(buf) - pos
+            )
         replica_nodes = read_int32s(buf, pos, length)
         pos += length * 4
         length = buf[pos]
@@ -200,7 +204,11 @@ class DescribeTopicPartitionsResponsePartition:
         else:
             length -= 1
             if not 0 <= length * 4 <= len(buf) - pos:
-                raise count_refused("DescribeTopicPartitionsResponsePartition.eligible_leader_replicas", length, len(buf) - pos)
+                raise count_refused(
+                    "DescribeTopicPartitionsResponsePartition.eligible_leader_replicas",
+                    length,
+                    len(buf) - pos,
+                )
             eligible_leader_replicas = read_int32s(buf, pos, length)
             pos += length * 4
         length = buf[pos]
@@ -212,7 +220,9 @@ class DescribeTopicPartitionsResponsePartition:
         else:
             length -= 1
             if not 0 <= length * 4 <= len(buf) - pos:
-                raise count_refused("DescribeTopicPartitionsResponsePartition.last_known_elr", length, len(buf) - pos)
+                raise count_refused(
+                    "DescribeTopicPartitionsResponsePartition.last_known_elr", length, len(buf) - pos
+                )
             last_known_elr = read_int32s(buf, pos, length)
             pos += length * 4
         length = buf[pos]
@@ -221,7 +231,9 @@ class DescribeTopicPartitionsResponsePartition:
             length, pos = uvarint_tail(buf, pos, length)
         length -= 1
         if not 0 <= length * 4 <= len(buf) - pos:
-            raise count_refused("DescribeTopicPartitionsResponsePartition.offline_replicas", length, len(buf) - pos)
+            raise count_refused(
+                "DescribeTopicPartitionsResponsePartition.offline_replicas", length, len(buf) - pos
+            )
         offline_replicas = read_int32s(buf, pos, length)
         pos += length * 4
         tags = buf[pos]
@@ -284,7 +296,7 @@ class DescribeTopicPartitionsResponseTopic:
             name = None
         else:
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
         topic_id, is_internal, length = unpack_UtB(buf, pos)
         pos += 18
@@ -302,12 +314,7 @@ class DescribeTopicPartitionsResponseTopic:
         if tags:
             pos = skip_tags(buf, pos, tags)
         return DescribeTopicPartitionsResponseTopic(
-            error_code,
-            name,
-            topic_id,
-            is_internal,
-            partitions,
-            topic_authorized_operations,
+            error_code, name, topic_id, is_internal, partitions, topic_authorized_operations
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:

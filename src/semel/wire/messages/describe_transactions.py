@@ -56,7 +56,9 @@ class DescribeTransactionsRequest:
             length -= 1
             if not 0 <= length <= len(buf) - pos:
                 raise count_refused("DescribeTransactionsRequest.transactional_ids", length, len(buf) - pos)
-            transactional_ids, pos = read_compact_strings(buf, pos, length, "DescribeTransactionsRequest.transactional_ids")
+            transactional_ids, pos = read_compact_strings(
+                buf, pos, length, "DescribeTransactionsRequest.transactional_ids"
+            )
             tags = buf[pos]
             pos += 1
             if tags:
@@ -91,7 +93,7 @@ class TopicData:
         if length == 0:
             raise null_refused("TopicData.topic", version)
         end = pos + length - 1
-        topic = str(buf[pos:end], "utf-8")
+        topic = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -136,7 +138,7 @@ class TransactionState:
         if length == 0:
             raise null_refused("TransactionState.transactional_id", version)
         end = pos + length - 1
-        transactional_id = str(buf[pos:end], "utf-8")
+        transactional_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -145,7 +147,7 @@ class TransactionState:
         if length == 0:
             raise null_refused("TransactionState.transaction_state", version)
         end = pos + length - 1
-        transaction_state = str(buf[pos:end], "utf-8")
+        transaction_state = buf[pos:end].tobytes().decode()
         pos = end
         (
             transaction_timeout_ms,
@@ -184,10 +186,7 @@ class TransactionState:
         write_compact_string(out, self.transactional_id)
         write_compact_string(out, self.transaction_state)
         out += pack_iqqh(
-            self.transaction_timeout_ms,
-            self.transaction_start_time_ms,
-            self.producer_id,
-            self.producer_epoch,
+            self.transaction_timeout_ms, self.transaction_start_time_ms, self.producer_id, self.producer_epoch
         )
         write_uvarint(out, len(self.topics) + 1)
         for topics_item in self.topics:

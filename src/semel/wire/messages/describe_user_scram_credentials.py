@@ -46,7 +46,7 @@ class UserName:
         if length == 0:
             raise null_refused("UserName.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         tags = buf[pos]
         pos += 1
@@ -145,7 +145,7 @@ class DescribeUserScramCredentialsResult:
         if length == 0:
             raise null_refused("DescribeUserScramCredentialsResult.user", version)
         end = pos + length - 1
-        user = str(buf[pos:end], "utf-8")
+        user = buf[pos:end].tobytes().decode()
         pos = end
         error_code, length = unpack_hB(buf, pos)
         pos += 3
@@ -155,7 +155,7 @@ class DescribeUserScramCredentialsResult:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -209,7 +209,7 @@ class DescribeUserScramCredentialsResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1

@@ -60,7 +60,7 @@ class TopicPartitions:
             if length == 0:
                 raise null_refused("TopicPartitions.topic", version)
             end = pos + length - 1
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -81,7 +81,7 @@ class TopicPartitions:
             if length < 0:
                 raise length_refused("TopicPartitions.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -206,7 +206,7 @@ class PartitionResult:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -221,7 +221,7 @@ class PartitionResult:
                 if length < 0:
                     raise length_refused("PartitionResult.error_message", length)
                 end = pos + length
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
         return PartitionResult(partition_id, error_code, error_message), pos
 
@@ -251,7 +251,7 @@ class ReplicaElectionResult:
             if length == 0:
                 raise null_refused("ReplicaElectionResult.topic", version)
             end = pos + length - 1
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -274,7 +274,7 @@ class ReplicaElectionResult:
             if length < 0:
                 raise length_refused("ReplicaElectionResult.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -322,7 +322,9 @@ class ElectLeadersResponse:
                     length, pos = uvarint_tail(buf, pos, length)
                 length -= 1
                 if not 0 <= length * 3 <= len(buf) - pos:
-                    raise count_refused("ElectLeadersResponse.replica_election_results", length, len(buf) - pos)
+                    raise count_refused(
+                        "ElectLeadersResponse.replica_election_results", length, len(buf) - pos
+                    )
                 replica_election_results = []
                 for _ in range(length):
                     replica_election_results_item, pos = ReplicaElectionResult.decode(buf, pos, version)
@@ -341,7 +343,9 @@ class ElectLeadersResponse:
                 length = unpack_i(buf, pos)[0]
                 pos += 4
                 if not 0 <= length * 6 <= len(buf) - pos:
-                    raise count_refused("ElectLeadersResponse.replica_election_results", length, len(buf) - pos)
+                    raise count_refused(
+                        "ElectLeadersResponse.replica_election_results", length, len(buf) - pos
+                    )
                 replica_election_results = []
                 for _ in range(length):
                     replica_election_results_item, pos = ReplicaElectionResult.decode(buf, pos, version)

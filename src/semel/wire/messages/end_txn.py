@@ -58,7 +58,7 @@ class EndTxnRequest:
                 if length == 0:
                     raise null_refused("EndTxnRequest.transactional_id", version)
                 end = pos + length - 1
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, committed, tags = unpack_qhtB(buf, pos)
                 pos += 12
@@ -70,7 +70,7 @@ class EndTxnRequest:
                 if length < 0:
                     raise length_refused("EndTxnRequest.transactional_id", length)
                 end = pos + length
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, committed = unpack_qht(buf, pos)
                 pos += 11

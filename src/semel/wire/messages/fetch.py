@@ -153,16 +153,19 @@ class FetchPartition:
                 self.log_start_offset,
                 self.partition_max_bytes,
             )
-            tagged: list[tuple[int, bytearray]] = []
-            if version >= 17 and self.replica_directory_id != ZERO_UUID:
-                content = bytearray()
-                content += pack_U(self.replica_directory_id)
-                tagged.append((0, content))
-            if version == 18 and self.high_watermark != 9223372036854775807:
-                content = bytearray()
-                content += pack_q(self.high_watermark)
-                tagged.append((1, content))
-            write_tags(out, tagged)
+            if self.replica_directory_id == ZERO_UUID and self.high_watermark == 9223372036854775807:
+                out.append(0)
+            else:
+                tagged: list[tuple[int, bytearray]] = []
+                if version >= 17 and self.replica_directory_id != ZERO_UUID:
+                    content = bytearray()
+                    content += pack_U(self.replica_directory_id)
+                    tagged.append((0, content))
+                if version == 18 and self.high_watermark != 9223372036854775807:
+                    content = bytearray()
+                    content += pack_q(self.high_watermark)
+                    tagged.append((1, content))
+                write_tags(out, tagged)
         else:
             out += pack_i(self.partition)
             if version >= 9:
@@ -196,7 +199,7 @@ class FetchTopic:
                 if length == 0:
                     raise null_refused("FetchTopic.topic", version)
                 end = pos + length - 1
-                topic = str(buf[pos:end], "utf-8")
+                topic = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -220,7 +223,7 @@ class FetchTopic:
             if length < 0:
                 raise length_refused("FetchTopic.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -272,7 +275,7 @@ class ForgottenTopic:
                 if length == 0:
                     raise null_refused("ForgottenTopic.topic", version)
                 end = pos + length - 1
-                topic = str(buf[pos:end], "utf-8")
+                topic = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -294,7 +297,7 @@ class ForgottenTopic:
             if length < 0:
                 raise length_refused("ForgottenTopic.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -407,7 +410,7 @@ class FetchRequest:
                 if length == 0:
                     raise null_refused("FetchRequest.rack_id", version)
                 end = pos + length - 1
-                rack_id = str(buf[pos:end], "utf-8")
+                rack_id = buf[pos:end].tobytes().decode()
                 pos = end
                 tags = buf[pos]
                 pos += 1
@@ -426,7 +429,7 @@ class FetchRequest:
                                 cluster_id = None
                             else:
                                 end = pos + length - 1
-                                cluster_id = str(buf[pos:end], "utf-8")
+                                cluster_id = buf[pos:end].tobytes().decode()
                                 pos = end
                         elif tag == 1 and version >= 15:
                             replica_state, pos = ReplicaState.decode(buf, pos, version)
@@ -469,7 +472,7 @@ class FetchRequest:
                     if length < 0:
                         raise length_refused("FetchRequest.rack_id", length)
                     end = pos + length
-                    rack_id = str(buf[pos:end], "utf-8")
+                    rack_id = buf[pos:end].tobytes().decode()
                     pos = end
         except MALFORMED as error:
             raise malformed("FetchRequest", version, error) from None
@@ -510,23 +513,26 @@ class FetchRequest:
                 for forgotten_topics_data_item in self.forgotten_topics_data:
                     forgotten_topics_data_item.encode(out, version, splices)
                 write_compact_string(out, self.rack_id)
-                tagged: list[tuple[int, bytearray]] = []
-                if self.cluster_id is not None:
-                    content = bytearray()
-                    write_compact_string(content, self.cluster_id)
-                    tagged.append((0, content))
-                if version >= 15 and self.replica_state is not None and self.replica_state != ReplicaState():
-                    content = bytearray()
-                    self.replica_state.encode(content, version, splices)
-                    tagged.append((1, content))
-                write_tags(out, tagged)
+                if self.cluster_id is None and self.replica_state is None:
+                    out.append(0)
+                else:
+                    tagged: list[tuple[int, bytearray]] = []
+                    if self.cluster_id is not None:
+                        content = bytearray()
+                        write_compact_string(content, self.cluster_id)
+                        tagged.append((0, content))
+                    if (
+                        version >= 15
+                        and self.replica_state is not None
+                        and self.replica_state != ReplicaState()
+                    ):
+                        content = bytearray()
+                        self.replica_state.encode(content, version, splices)
+                        tagged.append((1, content))
+                    write_tags(out, tagged)
             else:
                 out += pack_iiiib(
-                    self.replica_id,
-                    self.max_wait_ms,
-                    self.min_bytes,
-                    self.max_bytes,
-                    self.isolation_level,
+                    self.replica_id, self.max_wait_ms, self.min_bytes, self.max_bytes, self.isolation_level
                 )
                 if version >= 7:
                     out += pack_ii(self.session_id, self.session_epoch)
@@ -759,26 +765,26 @@ class PartitionData:
                     aborted_transactions_item.encode(out, version, splices)
             out += pack_i(self.preferred_read_replica)
             write_nullable_compact_records(out, self.records, splices)
-            tagged: list[tuple[int, bytearray]] = []
-            if self.diverging_epoch is not None and self.diverging_epoch != EpochEndOffset():
-                content = bytearray()
-                self.diverging_epoch.encode(content, version, splices)
-                tagged.append((0, content))
-            if self.current_leader is not None and self.current_leader != LeaderIdAndEpoch():
-                content = bytearray()
-                self.current_leader.encode(content, version, splices)
-                tagged.append((1, content))
-            if self.snapshot_id is not None and self.snapshot_id != SnapshotId():
-                content = bytearray()
-                self.snapshot_id.encode(content, version, splices)
-                tagged.append((2, content))
-            write_tags(out, tagged)
+            if self.diverging_epoch is None and self.current_leader is None and self.snapshot_id is None:
+                out.append(0)
+            else:
+                tagged: list[tuple[int, bytearray]] = []
+                if self.diverging_epoch is not None and self.diverging_epoch != EpochEndOffset():
+                    content = bytearray()
+                    self.diverging_epoch.encode(content, version, splices)
+                    tagged.append((0, content))
+                if self.current_leader is not None and self.current_leader != LeaderIdAndEpoch():
+                    content = bytearray()
+                    self.current_leader.encode(content, version, splices)
+                    tagged.append((1, content))
+                if self.snapshot_id is not None and self.snapshot_id != SnapshotId():
+                    content = bytearray()
+                    self.snapshot_id.encode(content, version, splices)
+                    tagged.append((2, content))
+                write_tags(out, tagged)
         else:
             out += pack_ihqq(
-                self.partition_index,
-                self.error_code,
-                self.high_watermark,
-                self.last_stable_offset,
+                self.partition_index, self.error_code, self.high_watermark, self.last_stable_offset
             )
             if version >= 5:
                 out += pack_q(self.log_start_offset)
@@ -817,7 +823,7 @@ class FetchableTopicResponse:
                 if length == 0:
                     raise null_refused("FetchableTopicResponse.topic", version)
                 end = pos + length - 1
-                topic = str(buf[pos:end], "utf-8")
+                topic = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -841,7 +847,7 @@ class FetchableTopicResponse:
             if length < 0:
                 raise length_refused("FetchableTopicResponse.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -887,7 +893,7 @@ class NodeEndpoint:
         if length == 0:
             raise null_refused("NodeEndpoint.host", version)
         end = pos + length - 1
-        host = str(buf[pos:end], "utf-8")
+        host = buf[pos:end].tobytes().decode()
         pos = end
         port, length = unpack_iB(buf, pos)
         pos += 5
@@ -897,7 +903,7 @@ class NodeEndpoint:
             rack = None
         else:
             end = pos + length - 1
-            rack = str(buf[pos:end], "utf-8")
+            rack = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1
@@ -998,14 +1004,17 @@ class FetchResponse:
                 write_uvarint(out, len(self.responses) + 1)
                 for responses_item in self.responses:
                     responses_item.encode(out, version, splices)
-                tagged: list[tuple[int, bytearray]] = []
-                if version >= 16 and self.node_endpoints:
-                    content = bytearray()
-                    write_uvarint(content, len(self.node_endpoints) + 1)
-                    for node_endpoints_item in self.node_endpoints:
-                        node_endpoints_item.encode(content, version, splices)
-                    tagged.append((0, content))
-                write_tags(out, tagged)
+                if not self.node_endpoints:
+                    out.append(0)
+                else:
+                    tagged: list[tuple[int, bytearray]] = []
+                    if version >= 16 and self.node_endpoints:
+                        content = bytearray()
+                        write_uvarint(content, len(self.node_endpoints) + 1)
+                        for node_endpoints_item in self.node_endpoints:
+                            node_endpoints_item.encode(content, version, splices)
+                        tagged.append((0, content))
+                    write_tags(out, tagged)
             else:
                 out += pack_i(self.throttle_time_ms)
                 if version >= 7:

@@ -69,7 +69,7 @@ class FindCoordinatorRequest:
                     if length == 0:
                         raise null_refused("FindCoordinatorRequest.key", version)
                     end = pos + length - 1
-                    key = str(buf[pos:end], "utf-8")
+                    key = buf[pos:end].tobytes().decode()
                     pos = end
                 key_type = unpack_b(buf, pos)[0]
                 pos += 1
@@ -81,7 +81,9 @@ class FindCoordinatorRequest:
                     length -= 1
                     if not 0 <= length <= len(buf) - pos:
                         raise count_refused("FindCoordinatorRequest.coordinator_keys", length, len(buf) - pos)
-                    coordinator_keys, pos = read_compact_strings(buf, pos, length, "FindCoordinatorRequest.coordinator_keys")
+                    coordinator_keys, pos = read_compact_strings(
+                        buf, pos, length, "FindCoordinatorRequest.coordinator_keys"
+                    )
                 tags = buf[pos]
                 pos += 1
                 if tags:
@@ -94,7 +96,7 @@ class FindCoordinatorRequest:
                 if length < 0:
                     raise length_refused("FindCoordinatorRequest.key", length)
                 end = pos + length
-                key = str(buf[pos:end], "utf-8")
+                key = buf[pos:end].tobytes().decode()
                 pos = end
                 if version >= 1:
                     key_type = unpack_b(buf, pos)[0]
@@ -142,7 +144,7 @@ class Coordinator:
         if length == 0:
             raise null_refused("Coordinator.key", version)
         end = pos + length - 1
-        key = str(buf[pos:end], "utf-8")
+        key = buf[pos:end].tobytes().decode()
         pos = end
         node_id, length = unpack_iB(buf, pos)
         pos += 5
@@ -151,7 +153,7 @@ class Coordinator:
         if length == 0:
             raise null_refused("Coordinator.host", version)
         end = pos + length - 1
-        host = str(buf[pos:end], "utf-8")
+        host = buf[pos:end].tobytes().decode()
         pos = end
         port, error_code, length = unpack_ihB(buf, pos)
         pos += 7
@@ -161,7 +163,7 @@ class Coordinator:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1
@@ -228,7 +230,7 @@ class FindCoordinatorResponse:
                         error_message = None
                     else:
                         end = pos + length - 1
-                        error_message = str(buf[pos:end], "utf-8")
+                        error_message = buf[pos:end].tobytes().decode()
                         pos = end
                     node_id, length = unpack_iB(buf, pos)
                     pos += 5
@@ -237,7 +239,7 @@ class FindCoordinatorResponse:
                     if length == 0:
                         raise null_refused("FindCoordinatorResponse.host", version)
                     end = pos + length - 1
-                    host = str(buf[pos:end], "utf-8")
+                    host = buf[pos:end].tobytes().decode()
                     pos = end
                     port = unpack_i(buf, pos)[0]
                     pos += 4
@@ -263,14 +265,14 @@ class FindCoordinatorResponse:
                         if length < 0:
                             raise length_refused("FindCoordinatorResponse.error_message", length)
                         end = pos + length
-                        error_message = str(buf[pos:end], "utf-8")
+                        error_message = buf[pos:end].tobytes().decode()
                         pos = end
                 node_id, length = unpack_ih(buf, pos)
                 pos += 6
                 if length < 0:
                     raise length_refused("FindCoordinatorResponse.host", length)
                 end = pos + length
-                host = str(buf[pos:end], "utf-8")
+                host = buf[pos:end].tobytes().decode()
                 pos = end
                 port = unpack_i(buf, pos)[0]
                 pos += 4
@@ -279,13 +281,7 @@ class FindCoordinatorResponse:
         if pos > len(buf):
             raise ended_early("FindCoordinatorResponse", version)
         return FindCoordinatorResponse(
-            throttle_time_ms,
-            coordinators,
-            error_code,
-            error_message,
-            node_id,
-            host,
-            port,
+            throttle_time_ms, coordinators, error_code, error_message, node_id, host, port
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:

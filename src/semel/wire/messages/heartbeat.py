@@ -60,7 +60,7 @@ class HeartbeatRequest:
                 if length == 0:
                     raise null_refused("HeartbeatRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id, length = unpack_iB(buf, pos)
                 pos += 5
@@ -69,7 +69,7 @@ class HeartbeatRequest:
                 if length == 0:
                     raise null_refused("HeartbeatRequest.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -79,7 +79,7 @@ class HeartbeatRequest:
                     group_instance_id = None
                 else:
                     end = pos + length - 1
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
                 tags = buf[pos]
                 pos += 1
@@ -92,14 +92,14 @@ class HeartbeatRequest:
                 if length < 0:
                     raise length_refused("HeartbeatRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id, length = unpack_ih(buf, pos)
                 pos += 6
                 if length < 0:
                     raise length_refused("HeartbeatRequest.member_id", length)
                 end = pos + length
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 3:
                     length = unpack_h(buf, pos)[0]
@@ -110,7 +110,7 @@ class HeartbeatRequest:
                         if length < 0:
                             raise length_refused("HeartbeatRequest.group_instance_id", length)
                         end = pos + length
-                        group_instance_id = str(buf[pos:end], "utf-8")
+                        group_instance_id = buf[pos:end].tobytes().decode()
                         pos = end
         except MALFORMED as error:
             raise malformed("HeartbeatRequest", version, error) from None

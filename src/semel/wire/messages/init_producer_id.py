@@ -65,7 +65,7 @@ class InitProducerIdRequest:
                     transactional_id = None
                 else:
                     end = pos + length - 1
-                    transactional_id = str(buf[pos:end], "utf-8")
+                    transactional_id = buf[pos:end].tobytes().decode()
                     pos = end
                 transaction_timeout_ms = unpack_i(buf, pos)[0]
                 pos += 4
@@ -92,7 +92,7 @@ class InitProducerIdRequest:
                     if length < 0:
                         raise length_refused("InitProducerIdRequest.transactional_id", length)
                     end = pos + length
-                    transactional_id = str(buf[pos:end], "utf-8")
+                    transactional_id = buf[pos:end].tobytes().decode()
                     pos = end
                 transaction_timeout_ms = unpack_i(buf, pos)[0]
                 pos += 4
@@ -177,20 +177,14 @@ class InitProducerIdResponse:
         try:
             if version >= 2:
                 out += pack_ihqh(
-                    self.throttle_time_ms,
-                    self.error_code,
-                    self.producer_id,
-                    self.producer_epoch,
+                    self.throttle_time_ms, self.error_code, self.producer_id, self.producer_epoch
                 )
                 if version == 6:
                     out += pack_qh(self.ongoing_txn_producer_id, self.ongoing_txn_producer_epoch)
                 out.append(0)
             else:
                 out += pack_ihqh(
-                    self.throttle_time_ms,
-                    self.error_code,
-                    self.producer_id,
-                    self.producer_epoch,
+                    self.throttle_time_ms, self.error_code, self.producer_id, self.producer_epoch
                 )
         except UNENCODABLE as error:
             raise unencodable("InitProducerIdResponse", version, error) from error

@@ -57,7 +57,7 @@ class JoinGroupRequestProtocol:
             if length == 0:
                 raise null_refused("JoinGroupRequestProtocol.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -66,7 +66,7 @@ class JoinGroupRequestProtocol:
             if length == 0:
                 raise null_refused("JoinGroupRequestProtocol.metadata", version)
             end = pos + length - 1
-            metadata = bytes(buf[pos:end])
+            metadata = buf[pos:end].tobytes()
             pos = end
             tags = buf[pos]
             pos += 1
@@ -78,14 +78,14 @@ class JoinGroupRequestProtocol:
             if length < 0:
                 raise length_refused("JoinGroupRequestProtocol.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if length < 0:
                 raise length_refused("JoinGroupRequestProtocol.metadata", length)
             end = pos + length
-            metadata = bytes(buf[pos:end])
+            metadata = buf[pos:end].tobytes()
             pos = end
         return JoinGroupRequestProtocol(name, metadata), pos
 
@@ -130,7 +130,7 @@ class JoinGroupRequest:
                 if length == 0:
                     raise null_refused("JoinGroupRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 session_timeout_ms, rebalance_timeout_ms, length = unpack_iiB(buf, pos)
                 pos += 9
@@ -139,7 +139,7 @@ class JoinGroupRequest:
                 if length == 0:
                     raise null_refused("JoinGroupRequest.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -149,7 +149,7 @@ class JoinGroupRequest:
                     group_instance_id = None
                 else:
                     end = pos + length - 1
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -158,7 +158,7 @@ class JoinGroupRequest:
                 if length == 0:
                     raise null_refused("JoinGroupRequest.protocol_type", version)
                 end = pos + length - 1
-                protocol_type = str(buf[pos:end], "utf-8")
+                protocol_type = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -180,7 +180,7 @@ class JoinGroupRequest:
                         reason = None
                     else:
                         end = pos + length - 1
-                        reason = str(buf[pos:end], "utf-8")
+                        reason = buf[pos:end].tobytes().decode()
                         pos = end
                 tags = buf[pos]
                 pos += 1
@@ -195,7 +195,7 @@ class JoinGroupRequest:
                 if length < 0:
                     raise length_refused("JoinGroupRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 session_timeout_ms = unpack_i(buf, pos)[0]
                 pos += 4
@@ -207,7 +207,7 @@ class JoinGroupRequest:
                 if length < 0:
                     raise length_refused("JoinGroupRequest.member_id", length)
                 end = pos + length
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 5:
                     length = unpack_h(buf, pos)[0]
@@ -218,14 +218,14 @@ class JoinGroupRequest:
                         if length < 0:
                             raise length_refused("JoinGroupRequest.group_instance_id", length)
                         end = pos + length
-                        group_instance_id = str(buf[pos:end], "utf-8")
+                        group_instance_id = buf[pos:end].tobytes().decode()
                         pos = end
                 length = unpack_h(buf, pos)[0]
                 pos += 2
                 if length < 0:
                     raise length_refused("JoinGroupRequest.protocol_type", length)
                 end = pos + length
-                protocol_type = str(buf[pos:end], "utf-8")
+                protocol_type = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4
@@ -297,7 +297,7 @@ class JoinGroupResponseMember:
             if length == 0:
                 raise null_refused("JoinGroupResponseMember.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -307,7 +307,7 @@ class JoinGroupResponseMember:
                 group_instance_id = None
             else:
                 end = pos + length - 1
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -316,7 +316,7 @@ class JoinGroupResponseMember:
             if length == 0:
                 raise null_refused("JoinGroupResponseMember.metadata", version)
             end = pos + length - 1
-            metadata = bytes(buf[pos:end])
+            metadata = buf[pos:end].tobytes()
             pos = end
             tags = buf[pos]
             pos += 1
@@ -329,7 +329,7 @@ class JoinGroupResponseMember:
             if length < 0:
                 raise length_refused("JoinGroupResponseMember.member_id", length)
             end = pos + length
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             if version == 5:
                 length = unpack_h(buf, pos)[0]
@@ -340,14 +340,14 @@ class JoinGroupResponseMember:
                     if length < 0:
                         raise length_refused("JoinGroupResponseMember.group_instance_id", length)
                     end = pos + length
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if length < 0:
                 raise length_refused("JoinGroupResponseMember.metadata", length)
             end = pos + length
-            metadata = bytes(buf[pos:end])
+            metadata = buf[pos:end].tobytes()
             pos = end
         return JoinGroupResponseMember(member_id, group_instance_id, metadata), pos
 
@@ -401,7 +401,7 @@ class JoinGroupResponse:
                         protocol_type = None
                     else:
                         end = pos + length - 1
-                        protocol_type = str(buf[pos:end], "utf-8")
+                        protocol_type = buf[pos:end].tobytes().decode()
                         pos = end
                 length = buf[pos]
                 pos += 1
@@ -413,7 +413,7 @@ class JoinGroupResponse:
                     protocol_name = None
                 else:
                     end = pos + length - 1
-                    protocol_name = str(buf[pos:end], "utf-8")
+                    protocol_name = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -422,7 +422,7 @@ class JoinGroupResponse:
                 if length == 0:
                     raise null_refused("JoinGroupResponse.leader", version)
                 end = pos + length - 1
-                leader = str(buf[pos:end], "utf-8")
+                leader = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 9:
                     skip_assignment = buf[pos] != 0
@@ -434,7 +434,7 @@ class JoinGroupResponse:
                 if length == 0:
                     raise null_refused("JoinGroupResponse.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -463,21 +463,21 @@ class JoinGroupResponse:
                 if length < 0:
                     raise length_refused("JoinGroupResponse.protocol_name", length)
                 end = pos + length
-                protocol_name = str(buf[pos:end], "utf-8")
+                protocol_name = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_h(buf, pos)[0]
                 pos += 2
                 if length < 0:
                     raise length_refused("JoinGroupResponse.leader", length)
                 end = pos + length
-                leader = str(buf[pos:end], "utf-8")
+                leader = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_h(buf, pos)[0]
                 pos += 2
                 if length < 0:
                     raise length_refused("JoinGroupResponse.member_id", length)
                 end = pos + length
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4

@@ -57,7 +57,7 @@ class MemberIdentity:
             if length == 0:
                 raise null_refused("MemberIdentity.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -67,7 +67,7 @@ class MemberIdentity:
                 group_instance_id = None
             else:
                 end = pos + length - 1
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             if version == 5:
                 length = buf[pos]
@@ -78,7 +78,7 @@ class MemberIdentity:
                     reason = None
                 else:
                     end = pos + length - 1
-                    reason = str(buf[pos:end], "utf-8")
+                    reason = buf[pos:end].tobytes().decode()
                     pos = end
             tags = buf[pos]
             pos += 1
@@ -91,7 +91,7 @@ class MemberIdentity:
             if length < 0:
                 raise length_refused("MemberIdentity.member_id", length)
             end = pos + length
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -101,7 +101,7 @@ class MemberIdentity:
                 if length < 0:
                     raise length_refused("MemberIdentity.group_instance_id", length)
                 end = pos + length
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
         return MemberIdentity(member_id, group_instance_id, reason), pos
 
@@ -141,7 +141,7 @@ class LeaveGroupRequest:
                 if length == 0:
                     raise null_refused("LeaveGroupRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -166,7 +166,7 @@ class LeaveGroupRequest:
                 if length < 0:
                     raise length_refused("LeaveGroupRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 3:
                     length = unpack_i(buf, pos)[0]
@@ -183,7 +183,7 @@ class LeaveGroupRequest:
                     if length < 0:
                         raise length_refused("LeaveGroupRequest.member_id", length)
                     end = pos + length
-                    member_id = str(buf[pos:end], "utf-8")
+                    member_id = buf[pos:end].tobytes().decode()
                     pos = end
         except MALFORMED as error:
             raise malformed("LeaveGroupRequest", version, error) from None
@@ -228,7 +228,7 @@ class MemberResponse:
             if length == 0:
                 raise null_refused("MemberResponse.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -238,7 +238,7 @@ class MemberResponse:
                 group_instance_id = None
             else:
                 end = pos + length - 1
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             error_code, tags = unpack_hB(buf, pos)
             pos += 3
@@ -250,7 +250,7 @@ class MemberResponse:
             if length < 0:
                 raise length_refused("MemberResponse.member_id", length)
             end = pos + length
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
@@ -260,7 +260,7 @@ class MemberResponse:
                 if length < 0:
                     raise length_refused("MemberResponse.group_instance_id", length)
                 end = pos + length
-                group_instance_id = str(buf[pos:end], "utf-8")
+                group_instance_id = buf[pos:end].tobytes().decode()
                 pos = end
             error_code = unpack_h(buf, pos)[0]
             pos += 2

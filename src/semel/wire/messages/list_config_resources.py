@@ -91,7 +91,7 @@ class ConfigResource:
         if length == 0:
             raise null_refused("ConfigResource.resource_name", version)
         end = pos + length - 1
-        resource_name = str(buf[pos:end], "utf-8")
+        resource_name = buf[pos:end].tobytes().decode()
         pos = end
         if version == 1:
             resource_type = unpack_b(buf, pos)[0]

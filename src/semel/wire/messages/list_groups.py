@@ -63,7 +63,9 @@ class ListGroupsRequest:
                     length -= 1
                     if not 0 <= length <= len(buf) - pos:
                         raise count_refused("ListGroupsRequest.states_filter", length, len(buf) - pos)
-                    states_filter, pos = read_compact_strings(buf, pos, length, "ListGroupsRequest.states_filter")
+                    states_filter, pos = read_compact_strings(
+                        buf, pos, length, "ListGroupsRequest.states_filter"
+                    )
                 if version == 5:
                     length = buf[pos]
                     pos += 1
@@ -72,7 +74,9 @@ class ListGroupsRequest:
                     length -= 1
                     if not 0 <= length <= len(buf) - pos:
                         raise count_refused("ListGroupsRequest.types_filter", length, len(buf) - pos)
-                    types_filter, pos = read_compact_strings(buf, pos, length, "ListGroupsRequest.types_filter")
+                    types_filter, pos = read_compact_strings(
+                        buf, pos, length, "ListGroupsRequest.types_filter"
+                    )
                 tags = buf[pos]
                 pos += 1
                 if tags:
@@ -121,7 +125,7 @@ class ListedGroup:
             if length == 0:
                 raise null_refused("ListedGroup.group_id", version)
             end = pos + length - 1
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -130,7 +134,7 @@ class ListedGroup:
             if length == 0:
                 raise null_refused("ListedGroup.protocol_type", version)
             end = pos + length - 1
-            protocol_type = str(buf[pos:end], "utf-8")
+            protocol_type = buf[pos:end].tobytes().decode()
             pos = end
             if version >= 4:
                 length = buf[pos]
@@ -140,7 +144,7 @@ class ListedGroup:
                 if length == 0:
                     raise null_refused("ListedGroup.group_state", version)
                 end = pos + length - 1
-                group_state = str(buf[pos:end], "utf-8")
+                group_state = buf[pos:end].tobytes().decode()
                 pos = end
             if version == 5:
                 length = buf[pos]
@@ -150,7 +154,7 @@ class ListedGroup:
                 if length == 0:
                     raise null_refused("ListedGroup.group_type", version)
                 end = pos + length - 1
-                group_type = str(buf[pos:end], "utf-8")
+                group_type = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -164,14 +168,14 @@ class ListedGroup:
             if length < 0:
                 raise length_refused("ListedGroup.group_id", length)
             end = pos + length
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_h(buf, pos)[0]
             pos += 2
             if length < 0:
                 raise length_refused("ListedGroup.protocol_type", length)
             end = pos + length
-            protocol_type = str(buf[pos:end], "utf-8")
+            protocol_type = buf[pos:end].tobytes().decode()
             pos = end
         return ListedGroup(group_id, protocol_type, group_state, group_type), pos
 

@@ -94,7 +94,7 @@ class ListOffsetsTopic:
             if length == 0:
                 raise null_refused("ListOffsetsTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -117,7 +117,7 @@ class ListOffsetsTopic:
             if length < 0:
                 raise length_refused("ListOffsetsTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -249,12 +249,7 @@ class ListOffsetsPartitionResponse:
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         if version >= 6:
             out += pack_ihqqiB(
-                self.partition_index,
-                self.error_code,
-                self.timestamp,
-                self.offset,
-                self.leader_epoch,
-                0,
+                self.partition_index, self.error_code, self.timestamp, self.offset, self.leader_epoch, 0
             )
         else:
             out += pack_ihqq(self.partition_index, self.error_code, self.timestamp, self.offset)
@@ -278,7 +273,7 @@ class ListOffsetsTopicResponse:
             if length == 0:
                 raise null_refused("ListOffsetsTopicResponse.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -301,7 +296,7 @@ class ListOffsetsTopicResponse:
             if length < 0:
                 raise length_refused("ListOffsetsTopicResponse.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -48,7 +48,7 @@ class ListPartitionReassignmentsTopics:
         if length == 0:
             raise null_refused("ListPartitionReassignmentsTopics.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -169,10 +169,7 @@ class OngoingPartitionReassignment:
         if tags:
             pos = skip_tags(buf, pos, tags)
         return OngoingPartitionReassignment(
-            partition_index,
-            replicas,
-            adding_replicas,
-            removing_replicas,
+            partition_index, replicas, adding_replicas, removing_replicas
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -201,7 +198,7 @@ class OngoingTopicReassignment:
         if length == 0:
             raise null_refused("OngoingTopicReassignment.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -253,7 +250,7 @@ class ListPartitionReassignmentsResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1

@@ -63,7 +63,9 @@ class ListTransactionsRequest:
             length -= 1
             if not 0 <= length <= len(buf) - pos:
                 raise count_refused("ListTransactionsRequest.state_filters", length, len(buf) - pos)
-            state_filters, pos = read_compact_strings(buf, pos, length, "ListTransactionsRequest.state_filters")
+            state_filters, pos = read_compact_strings(
+                buf, pos, length, "ListTransactionsRequest.state_filters"
+            )
             length = buf[pos]
             pos += 1
             if length > 127:
@@ -85,7 +87,7 @@ class ListTransactionsRequest:
                     transactional_id_pattern = None
                 else:
                     end = pos + length - 1
-                    transactional_id_pattern = str(buf[pos:end], "utf-8")
+                    transactional_id_pattern = buf[pos:end].tobytes().decode()
                     pos = end
             tags = buf[pos]
             pos += 1
@@ -96,10 +98,7 @@ class ListTransactionsRequest:
         if pos > len(buf):
             raise ended_early("ListTransactionsRequest", version)
         return ListTransactionsRequest(
-            state_filters,
-            producer_id_filters,
-            duration_filter,
-            transactional_id_pattern,
+            state_filters, producer_id_filters, duration_filter, transactional_id_pattern
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -132,7 +131,7 @@ class TransactionState:
         if length == 0:
             raise null_refused("TransactionState.transactional_id", version)
         end = pos + length - 1
-        transactional_id = str(buf[pos:end], "utf-8")
+        transactional_id = buf[pos:end].tobytes().decode()
         pos = end
         producer_id, length = unpack_qB(buf, pos)
         pos += 9
@@ -141,7 +140,7 @@ class TransactionState:
         if length == 0:
             raise null_refused("TransactionState.transaction_state", version)
         end = pos + length - 1
-        transaction_state = str(buf[pos:end], "utf-8")
+        transaction_state = buf[pos:end].tobytes().decode()
         pos = end
         tags = buf[pos]
         pos += 1
@@ -180,7 +179,9 @@ class ListTransactionsResponse:
             length -= 1
             if not 0 <= length <= len(buf) - pos:
                 raise count_refused("ListTransactionsResponse.unknown_state_filters", length, len(buf) - pos)
-            unknown_state_filters, pos = read_compact_strings(buf, pos, length, "ListTransactionsResponse.unknown_state_filters")
+            unknown_state_filters, pos = read_compact_strings(
+                buf, pos, length, "ListTransactionsResponse.unknown_state_filters"
+            )
             length = buf[pos]
             pos += 1
             if length > 127:
@@ -201,10 +202,7 @@ class ListTransactionsResponse:
         if pos > len(buf):
             raise ended_early("ListTransactionsResponse", version)
         return ListTransactionsResponse(
-            throttle_time_ms,
-            error_code,
-            unknown_state_filters,
-            transaction_states,
+            throttle_time_ms, error_code, unknown_state_filters, transaction_states
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:

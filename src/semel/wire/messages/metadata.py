@@ -76,7 +76,7 @@ class MetadataRequestTopic:
                 name = None
             else:
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -89,7 +89,7 @@ class MetadataRequestTopic:
             if length < 0:
                 raise length_refused("MetadataRequestTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
         return MetadataRequestTopic(topic_id, name), pos
 
@@ -215,8 +215,7 @@ class MetadataRequest:
                     out.append(1 if self.allow_auto_topic_creation else 0)
                 if version == 8:
                     out += pack_tt(
-                        self.include_cluster_authorized_operations,
-                        self.include_topic_authorized_operations,
+                        self.include_cluster_authorized_operations, self.include_topic_authorized_operations
                     )
         except UNENCODABLE as error:
             raise unencodable("MetadataRequest", version, error) from error
@@ -240,7 +239,7 @@ class MetadataResponseBroker:
             if length == 0:
                 raise null_refused("MetadataResponseBroker.host", version)
             end = pos + length - 1
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             port, length = unpack_iB(buf, pos)
             pos += 5
@@ -250,7 +249,7 @@ class MetadataResponseBroker:
                 rack = None
             else:
                 end = pos + length - 1
-                rack = str(buf[pos:end], "utf-8")
+                rack = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -263,7 +262,7 @@ class MetadataResponseBroker:
             if length < 0:
                 raise length_refused("MetadataResponseBroker.host", length)
             end = pos + length
-            host = str(buf[pos:end], "utf-8")
+            host = buf[pos:end].tobytes().decode()
             pos = end
             port = unpack_i(buf, pos)[0]
             pos += 4
@@ -276,7 +275,7 @@ class MetadataResponseBroker:
                     if length < 0:
                         raise length_refused("MetadataResponseBroker.rack", length)
                     end = pos + length
-                    rack = str(buf[pos:end], "utf-8")
+                    rack = buf[pos:end].tobytes().decode()
                     pos = end
         return MetadataResponseBroker(node_id, host, port, rack), pos
 
@@ -370,13 +369,7 @@ class MetadataResponsePartition:
                 offline_replicas = read_int32s(buf, pos, length)
                 pos += length * 4
         return MetadataResponsePartition(
-            error_code,
-            partition_index,
-            leader_id,
-            leader_epoch,
-            replica_nodes,
-            isr_nodes,
-            offline_replicas,
+            error_code, partition_index, leader_id, leader_epoch, replica_nodes, isr_nodes, offline_replicas
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -427,7 +420,7 @@ class MetadataResponseTopic:
                 name = None
             else:
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             if version >= 10:
                 topic_id = unpack_U(buf, pos)[0]
@@ -456,7 +449,7 @@ class MetadataResponseTopic:
             if length < 0:
                 raise length_refused("MetadataResponseTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             if version >= 1:
                 is_internal = buf[pos] != 0
@@ -473,12 +466,7 @@ class MetadataResponseTopic:
                 topic_authorized_operations = unpack_i(buf, pos)[0]
                 pos += 4
         return MetadataResponseTopic(
-            error_code,
-            name,
-            topic_id,
-            is_internal,
-            partitions,
-            topic_authorized_operations,
+            error_code, name, topic_id, is_internal, partitions, topic_authorized_operations
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -553,7 +541,7 @@ class MetadataResponse:
                     cluster_id = None
                 else:
                     end = pos + length - 1
-                    cluster_id = str(buf[pos:end], "utf-8")
+                    cluster_id = buf[pos:end].tobytes().decode()
                     pos = end
                 controller_id, length = unpack_iB(buf, pos)
                 pos += 5
@@ -602,7 +590,7 @@ class MetadataResponse:
                         if length < 0:
                             raise length_refused("MetadataResponse.cluster_id", length)
                         end = pos + length
-                        cluster_id = str(buf[pos:end], "utf-8")
+                        cluster_id = buf[pos:end].tobytes().decode()
                         pos = end
                 if version >= 1:
                     controller_id = unpack_i(buf, pos)[0]

@@ -66,7 +66,7 @@ class OffsetCommitRequestPartition:
                 committed_metadata = None
             else:
                 end = pos + length - 1
-                committed_metadata = str(buf[pos:end], "utf-8")
+                committed_metadata = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -87,13 +87,10 @@ class OffsetCommitRequestPartition:
                 if length < 0:
                     raise length_refused("OffsetCommitRequestPartition.committed_metadata", length)
                 end = pos + length
-                committed_metadata = str(buf[pos:end], "utf-8")
+                committed_metadata = buf[pos:end].tobytes().decode()
                 pos = end
         return OffsetCommitRequestPartition(
-            partition_index,
-            committed_offset,
-            committed_leader_epoch,
-            committed_metadata,
+            partition_index, committed_offset, committed_leader_epoch, committed_metadata
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -131,7 +128,7 @@ class OffsetCommitRequestTopic:
                 if length == 0:
                     raise null_refused("OffsetCommitRequestTopic.name", version)
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -155,7 +152,7 @@ class OffsetCommitRequestTopic:
             if length < 0:
                 raise length_refused("OffsetCommitRequestTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -212,7 +209,7 @@ class OffsetCommitRequest:
                 if length == 0:
                     raise null_refused("OffsetCommitRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id_or_member_epoch, length = unpack_iB(buf, pos)
                 pos += 5
@@ -221,7 +218,7 @@ class OffsetCommitRequest:
                 if length == 0:
                     raise null_refused("OffsetCommitRequest.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -231,7 +228,7 @@ class OffsetCommitRequest:
                     group_instance_id = None
                 else:
                     end = pos + length - 1
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -256,14 +253,14 @@ class OffsetCommitRequest:
                 if length < 0:
                     raise length_refused("OffsetCommitRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id_or_member_epoch, length = unpack_ih(buf, pos)
                 pos += 6
                 if length < 0:
                     raise length_refused("OffsetCommitRequest.member_id", length)
                 end = pos + length
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 7:
                     length = unpack_h(buf, pos)[0]
@@ -274,7 +271,7 @@ class OffsetCommitRequest:
                         if length < 0:
                             raise length_refused("OffsetCommitRequest.group_instance_id", length)
                         end = pos + length
-                        group_instance_id = str(buf[pos:end], "utf-8")
+                        group_instance_id = buf[pos:end].tobytes().decode()
                         pos = end
                 if version <= 4:
                     retention_time_ms = unpack_q(buf, pos)[0]
@@ -292,12 +289,7 @@ class OffsetCommitRequest:
         if pos > len(buf):
             raise ended_early("OffsetCommitRequest", version)
         return OffsetCommitRequest(
-            group_id,
-            generation_id_or_member_epoch,
-            member_id,
-            group_instance_id,
-            retention_time_ms,
-            topics,
+            group_id, generation_id_or_member_epoch, member_id, group_instance_id, retention_time_ms, topics
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -373,7 +365,7 @@ class OffsetCommitResponseTopic:
                 if length == 0:
                     raise null_refused("OffsetCommitResponseTopic.name", version)
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -397,7 +389,7 @@ class OffsetCommitResponseTopic:
             if length < 0:
                 raise length_refused("OffsetCommitResponseTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -58,7 +58,7 @@ class OffsetDeleteRequestTopic:
         if length < 0:
             raise length_refused("OffsetDeleteRequestTopic.name", length)
         end = pos + length
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = unpack_i(buf, pos)[0]
         pos += 4
@@ -96,7 +96,7 @@ class OffsetDeleteRequest:
             if length < 0:
                 raise length_refused("OffsetDeleteRequest.group_id", length)
             end = pos + length
-            group_id = str(buf[pos:end], "utf-8")
+            group_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -150,7 +150,7 @@ class OffsetDeleteResponseTopic:
         if length < 0:
             raise length_refused("OffsetDeleteResponseTopic.name", length)
         end = pos + length
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = unpack_i(buf, pos)[0]
         pos += 4

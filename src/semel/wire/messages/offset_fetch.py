@@ -68,7 +68,7 @@ class OffsetFetchRequestTopics:
             if length == 0:
                 raise null_refused("OffsetFetchRequestTopics.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -115,7 +115,7 @@ class OffsetFetchRequestGroup:
         if length == 0:
             raise null_refused("OffsetFetchRequestGroup.group_id", version)
         end = pos + length - 1
-        group_id = str(buf[pos:end], "utf-8")
+        group_id = buf[pos:end].tobytes().decode()
         pos = end
         if version >= 9:
             length = buf[pos]
@@ -126,7 +126,7 @@ class OffsetFetchRequestGroup:
                 member_id = None
             else:
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
             member_epoch = unpack_i(buf, pos)[0]
             pos += 4
@@ -181,7 +181,7 @@ class OffsetFetchRequestTopic:
             if length == 0:
                 raise null_refused("OffsetFetchRequestTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -202,7 +202,7 @@ class OffsetFetchRequestTopic:
             if length < 0:
                 raise length_refused("OffsetFetchRequestTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -266,7 +266,7 @@ class OffsetFetchRequest:
                     if length == 0:
                         raise null_refused("OffsetFetchRequest.group_id", version)
                     end = pos + length - 1
-                    group_id = str(buf[pos:end], "utf-8")
+                    group_id = buf[pos:end].tobytes().decode()
                     pos = end
                     length = buf[pos]
                     pos += 1
@@ -297,7 +297,7 @@ class OffsetFetchRequest:
                 if length < 0:
                     raise length_refused("OffsetFetchRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4
@@ -371,18 +371,14 @@ class OffsetFetchResponsePartitions:
             metadata = None
         else:
             end = pos + length - 1
-            metadata = str(buf[pos:end], "utf-8")
+            metadata = buf[pos:end].tobytes().decode()
             pos = end
         error_code, tags = unpack_hB(buf, pos)
         pos += 3
         if tags:
             pos = skip_tags(buf, pos, tags)
         return OffsetFetchResponsePartitions(
-            partition_index,
-            committed_offset,
-            committed_leader_epoch,
-            metadata,
-            error_code,
+            partition_index, committed_offset, committed_leader_epoch, metadata, error_code
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -413,7 +409,7 @@ class OffsetFetchResponseTopics:
             if length == 0:
                 raise null_refused("OffsetFetchResponseTopics.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
         length = buf[pos]
         pos += 1
@@ -459,7 +455,7 @@ class OffsetFetchResponseGroup:
         if length == 0:
             raise null_refused("OffsetFetchResponseGroup.group_id", version)
         end = pos + length - 1
-        group_id = str(buf[pos:end], "utf-8")
+        group_id = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -506,7 +502,7 @@ class OffsetFetchResponsePartition:
                 metadata = None
             else:
                 end = pos + length - 1
-                metadata = str(buf[pos:end], "utf-8")
+                metadata = buf[pos:end].tobytes().decode()
                 pos = end
             error_code, tags = unpack_hB(buf, pos)
             pos += 3
@@ -527,16 +523,12 @@ class OffsetFetchResponsePartition:
                 if length < 0:
                     raise length_refused("OffsetFetchResponsePartition.metadata", length)
                 end = pos + length
-                metadata = str(buf[pos:end], "utf-8")
+                metadata = buf[pos:end].tobytes().decode()
                 pos = end
             error_code = unpack_h(buf, pos)[0]
             pos += 2
         return OffsetFetchResponsePartition(
-            partition_index,
-            committed_offset,
-            committed_leader_epoch,
-            metadata,
-            error_code,
+            partition_index, committed_offset, committed_leader_epoch, metadata, error_code
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -568,7 +560,7 @@ class OffsetFetchResponseTopic:
             if length == 0:
                 raise null_refused("OffsetFetchResponseTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -591,7 +583,7 @@ class OffsetFetchResponseTopic:
             if length < 0:
                 raise length_refused("OffsetFetchResponseTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

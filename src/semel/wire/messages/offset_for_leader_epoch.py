@@ -83,7 +83,7 @@ class OffsetForLeaderTopic:
             if length == 0:
                 raise null_refused("OffsetForLeaderTopic.topic", version)
             end = pos + length - 1
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -106,7 +106,7 @@ class OffsetForLeaderTopic:
             if length < 0:
                 raise length_refused("OffsetForLeaderTopic.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -241,7 +241,7 @@ class OffsetForLeaderTopicResult:
             if length == 0:
                 raise null_refused("OffsetForLeaderTopicResult.topic", version)
             end = pos + length - 1
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -264,7 +264,7 @@ class OffsetForLeaderTopicResult:
             if length < 0:
                 raise length_refused("OffsetForLeaderTopicResult.topic", length)
             end = pos + length
-            topic = str(buf[pos:end], "utf-8")
+            topic = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -126,7 +126,7 @@ class TopicProduceData:
                 if length == 0:
                     raise null_refused("TopicProduceData.name", version)
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -150,7 +150,7 @@ class TopicProduceData:
             if length < 0:
                 raise length_refused("TopicProduceData.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -205,7 +205,7 @@ class ProduceRequest:
                     transactional_id = None
                 else:
                     end = pos + length - 1
-                    transactional_id = str(buf[pos:end], "utf-8")
+                    transactional_id = buf[pos:end].tobytes().decode()
                     pos = end
                 acks, timeout_ms, length = unpack_hiB(buf, pos)
                 pos += 7
@@ -231,7 +231,7 @@ class ProduceRequest:
                     if length < 0:
                         raise length_refused("ProduceRequest.transactional_id", length)
                     end = pos + length
-                    transactional_id = str(buf[pos:end], "utf-8")
+                    transactional_id = buf[pos:end].tobytes().decode()
                     pos = end
                 acks, timeout_ms, length = unpack_hii(buf, pos)
                 pos += 10
@@ -282,7 +282,7 @@ class BatchIndexAndErrorMessage:
                 batch_index_error_message = None
             else:
                 end = pos + length - 1
-                batch_index_error_message = str(buf[pos:end], "utf-8")
+                batch_index_error_message = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -297,7 +297,7 @@ class BatchIndexAndErrorMessage:
                 if length < 0:
                     raise length_refused("BatchIndexAndErrorMessage.batch_index_error_message", length)
                 end = pos + length
-                batch_index_error_message = str(buf[pos:end], "utf-8")
+                batch_index_error_message = buf[pos:end].tobytes().decode()
                 pos = end
         return BatchIndexAndErrorMessage(batch_index, batch_index_error_message), pos
 
@@ -372,7 +372,7 @@ class PartitionProduceResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -415,7 +415,7 @@ class PartitionProduceResponse:
                     if length < 0:
                         raise length_refused("PartitionProduceResponse.error_message", length)
                     end = pos + length
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
         return PartitionProduceResponse(
             index,
@@ -431,22 +431,25 @@ class PartitionProduceResponse:
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         if version >= 9:
             out += pack_ihqqq(
-                self.index,
-                self.error_code,
-                self.base_offset,
-                self.log_append_time_ms,
-                self.log_start_offset,
+                self.index, self.error_code, self.base_offset, self.log_append_time_ms, self.log_start_offset
             )
             write_uvarint(out, len(self.record_errors) + 1)
             for record_errors_item in self.record_errors:
                 record_errors_item.encode(out, version, splices)
             write_nullable_compact_string(out, self.error_message)
-            tagged: list[tuple[int, bytearray]] = []
-            if version >= 10 and self.current_leader is not None and self.current_leader != LeaderIdAndEpoch():
-                content = bytearray()
-                self.current_leader.encode(content, version, splices)
-                tagged.append((0, content))
-            write_tags(out, tagged)
+            if self.current_leader is None:
+                out.append(0)
+            else:
+                tagged: list[tuple[int, bytearray]] = []
+                if (
+                    version >= 10
+                    and self.current_leader is not None
+                    and self.current_leader != LeaderIdAndEpoch()
+                ):
+                    content = bytearray()
+                    self.current_leader.encode(content, version, splices)
+                    tagged.append((0, content))
+                write_tags(out, tagged)
         else:
             out += pack_ihqq(self.index, self.error_code, self.base_offset, self.log_append_time_ms)
             if version >= 5:
@@ -481,7 +484,7 @@ class TopicProduceResponse:
                 if length == 0:
                     raise null_refused("TopicProduceResponse.name", version)
                 end = pos + length - 1
-                name = str(buf[pos:end], "utf-8")
+                name = buf[pos:end].tobytes().decode()
                 pos = end
             length = buf[pos]
             pos += 1
@@ -505,7 +508,7 @@ class TopicProduceResponse:
             if length < 0:
                 raise length_refused("TopicProduceResponse.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -551,7 +554,7 @@ class NodeEndpoint:
         if length == 0:
             raise null_refused("NodeEndpoint.host", version)
         end = pos + length - 1
-        host = str(buf[pos:end], "utf-8")
+        host = buf[pos:end].tobytes().decode()
         pos = end
         port, length = unpack_iB(buf, pos)
         pos += 5
@@ -561,7 +564,7 @@ class NodeEndpoint:
             rack = None
         else:
             end = pos + length - 1
-            rack = str(buf[pos:end], "utf-8")
+            rack = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1
@@ -655,14 +658,17 @@ class ProduceResponse:
                 for responses_item in self.responses:
                     responses_item.encode(out, version, splices)
                 out += pack_i(self.throttle_time_ms)
-                tagged: list[tuple[int, bytearray]] = []
-                if version >= 10 and self.node_endpoints:
-                    content = bytearray()
-                    write_uvarint(content, len(self.node_endpoints) + 1)
-                    for node_endpoints_item in self.node_endpoints:
-                        node_endpoints_item.encode(content, version, splices)
-                    tagged.append((0, content))
-                write_tags(out, tagged)
+                if not self.node_endpoints:
+                    out.append(0)
+                else:
+                    tagged: list[tuple[int, bytearray]] = []
+                    if version >= 10 and self.node_endpoints:
+                        content = bytearray()
+                        write_uvarint(content, len(self.node_endpoints) + 1)
+                        for node_endpoints_item in self.node_endpoints:
+                            node_endpoints_item.encode(content, version, splices)
+                        tagged.append((0, content))
+                    write_tags(out, tagged)
             else:
                 out += pack_i(len(self.responses))
                 for responses_item in self.responses:

@@ -56,7 +56,7 @@ class SaslAuthenticateRequest:
                 if length == 0:
                     raise null_refused("SaslAuthenticateRequest.auth_bytes", version)
                 end = pos + length - 1
-                auth_bytes = bytes(buf[pos:end])
+                auth_bytes = buf[pos:end].tobytes()
                 pos = end
                 tags = buf[pos]
                 pos += 1
@@ -68,7 +68,7 @@ class SaslAuthenticateRequest:
                 if length < 0:
                     raise length_refused("SaslAuthenticateRequest.auth_bytes", length)
                 end = pos + length
-                auth_bytes = bytes(buf[pos:end])
+                auth_bytes = buf[pos:end].tobytes()
                 pos = end
         except MALFORMED as error:
             raise malformed("SaslAuthenticateRequest", version, error) from None
@@ -112,7 +112,7 @@ class SaslAuthenticateResponse:
                     error_message = None
                 else:
                     end = pos + length - 1
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -121,7 +121,7 @@ class SaslAuthenticateResponse:
                 if length == 0:
                     raise null_refused("SaslAuthenticateResponse.auth_bytes", version)
                 end = pos + length - 1
-                auth_bytes = bytes(buf[pos:end])
+                auth_bytes = buf[pos:end].tobytes()
                 pos = end
                 session_lifetime_ms, tags = unpack_qB(buf, pos)
                 pos += 9
@@ -137,14 +137,14 @@ class SaslAuthenticateResponse:
                     if length < 0:
                         raise length_refused("SaslAuthenticateResponse.error_message", length)
                     end = pos + length
-                    error_message = str(buf[pos:end], "utf-8")
+                    error_message = buf[pos:end].tobytes().decode()
                     pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4
                 if length < 0:
                     raise length_refused("SaslAuthenticateResponse.auth_bytes", length)
                 end = pos + length
-                auth_bytes = bytes(buf[pos:end])
+                auth_bytes = buf[pos:end].tobytes()
                 pos = end
                 if version == 1:
                     session_lifetime_ms = unpack_q(buf, pos)[0]

@@ -46,7 +46,7 @@ class SaslHandshakeRequest:
             if length < 0:
                 raise length_refused("SaslHandshakeRequest.mechanism", length)
             end = pos + length
-            mechanism = str(buf[pos:end], "utf-8")
+            mechanism = buf[pos:end].tobytes().decode()
             pos = end
         except MALFORMED as error:
             raise malformed("SaslHandshakeRequest", version, error) from None

@@ -55,7 +55,7 @@ class SyncGroupRequestAssignment:
             if length == 0:
                 raise null_refused("SyncGroupRequestAssignment.member_id", version)
             end = pos + length - 1
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -64,7 +64,7 @@ class SyncGroupRequestAssignment:
             if length == 0:
                 raise null_refused("SyncGroupRequestAssignment.assignment", version)
             end = pos + length - 1
-            assignment = bytes(buf[pos:end])
+            assignment = buf[pos:end].tobytes()
             pos = end
             tags = buf[pos]
             pos += 1
@@ -76,14 +76,14 @@ class SyncGroupRequestAssignment:
             if length < 0:
                 raise length_refused("SyncGroupRequestAssignment.member_id", length)
             end = pos + length
-            member_id = str(buf[pos:end], "utf-8")
+            member_id = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
             if length < 0:
                 raise length_refused("SyncGroupRequestAssignment.assignment", length)
             end = pos + length
-            assignment = bytes(buf[pos:end])
+            assignment = buf[pos:end].tobytes()
             pos = end
         return SyncGroupRequestAssignment(member_id, assignment), pos
 
@@ -129,7 +129,7 @@ class SyncGroupRequest:
                 if length == 0:
                     raise null_refused("SyncGroupRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id, length = unpack_iB(buf, pos)
                 pos += 5
@@ -138,7 +138,7 @@ class SyncGroupRequest:
                 if length == 0:
                     raise null_refused("SyncGroupRequest.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -148,7 +148,7 @@ class SyncGroupRequest:
                     group_instance_id = None
                 else:
                     end = pos + length - 1
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
                 if version == 5:
                     length = buf[pos]
@@ -159,7 +159,7 @@ class SyncGroupRequest:
                         protocol_type = None
                     else:
                         end = pos + length - 1
-                        protocol_type = str(buf[pos:end], "utf-8")
+                        protocol_type = buf[pos:end].tobytes().decode()
                         pos = end
                     length = buf[pos]
                     pos += 1
@@ -169,7 +169,7 @@ class SyncGroupRequest:
                         protocol_name = None
                     else:
                         end = pos + length - 1
-                        protocol_name = str(buf[pos:end], "utf-8")
+                        protocol_name = buf[pos:end].tobytes().decode()
                         pos = end
                 length = buf[pos]
                 pos += 1
@@ -195,14 +195,14 @@ class SyncGroupRequest:
                 if length < 0:
                     raise length_refused("SyncGroupRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 generation_id, length = unpack_ih(buf, pos)
                 pos += 6
                 if length < 0:
                     raise length_refused("SyncGroupRequest.member_id", length)
                 end = pos + length
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 if version == 3:
                     length = unpack_h(buf, pos)[0]
@@ -213,7 +213,7 @@ class SyncGroupRequest:
                         if length < 0:
                             raise length_refused("SyncGroupRequest.group_instance_id", length)
                         end = pos + length
-                        group_instance_id = str(buf[pos:end], "utf-8")
+                        group_instance_id = buf[pos:end].tobytes().decode()
                         pos = end
                 length = unpack_i(buf, pos)[0]
                 pos += 4
@@ -228,13 +228,7 @@ class SyncGroupRequest:
         if pos > len(buf):
             raise ended_early("SyncGroupRequest", version)
         return SyncGroupRequest(
-            group_id,
-            generation_id,
-            member_id,
-            group_instance_id,
-            protocol_type,
-            protocol_name,
-            assignments,
+            group_id, generation_id, member_id, group_instance_id, protocol_type, protocol_name, assignments
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -296,7 +290,7 @@ class SyncGroupResponse:
                         protocol_type = None
                     else:
                         end = pos + length - 1
-                        protocol_type = str(buf[pos:end], "utf-8")
+                        protocol_type = buf[pos:end].tobytes().decode()
                         pos = end
                     length = buf[pos]
                     pos += 1
@@ -306,7 +300,7 @@ class SyncGroupResponse:
                         protocol_name = None
                     else:
                         end = pos + length - 1
-                        protocol_name = str(buf[pos:end], "utf-8")
+                        protocol_name = buf[pos:end].tobytes().decode()
                         pos = end
                 length = buf[pos]
                 pos += 1
@@ -315,7 +309,7 @@ class SyncGroupResponse:
                 if length == 0:
                     raise null_refused("SyncGroupResponse.assignment", version)
                 end = pos + length - 1
-                assignment = bytes(buf[pos:end])
+                assignment = buf[pos:end].tobytes()
                 pos = end
                 tags = buf[pos]
                 pos += 1
@@ -333,7 +327,7 @@ class SyncGroupResponse:
                 if length < 0:
                     raise length_refused("SyncGroupResponse.assignment", length)
                 end = pos + length
-                assignment = bytes(buf[pos:end])
+                assignment = buf[pos:end].tobytes()
                 pos = end
         except MALFORMED as error:
             raise malformed("SyncGroupResponse", version, error) from None

@@ -66,7 +66,7 @@ class TxnOffsetCommitRequestPartition:
                 committed_metadata = None
             else:
                 end = pos + length - 1
-                committed_metadata = str(buf[pos:end], "utf-8")
+                committed_metadata = buf[pos:end].tobytes().decode()
                 pos = end
             tags = buf[pos]
             pos += 1
@@ -87,13 +87,10 @@ class TxnOffsetCommitRequestPartition:
                 if length < 0:
                     raise length_refused("TxnOffsetCommitRequestPartition.committed_metadata", length)
                 end = pos + length
-                committed_metadata = str(buf[pos:end], "utf-8")
+                committed_metadata = buf[pos:end].tobytes().decode()
                 pos = end
         return TxnOffsetCommitRequestPartition(
-            partition_index,
-            committed_offset,
-            committed_leader_epoch,
-            committed_metadata,
+            partition_index, committed_offset, committed_leader_epoch, committed_metadata
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -124,7 +121,7 @@ class TxnOffsetCommitRequestTopic:
             if length == 0:
                 raise null_refused("TxnOffsetCommitRequestTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -147,7 +144,7 @@ class TxnOffsetCommitRequestTopic:
             if length < 0:
                 raise length_refused("TxnOffsetCommitRequestTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4
@@ -202,7 +199,7 @@ class TxnOffsetCommitRequest:
                 if length == 0:
                     raise null_refused("TxnOffsetCommitRequest.transactional_id", version)
                 end = pos + length - 1
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -211,7 +208,7 @@ class TxnOffsetCommitRequest:
                 if length == 0:
                     raise null_refused("TxnOffsetCommitRequest.group_id", version)
                 end = pos + length - 1
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, generation_id, length = unpack_qhiB(buf, pos)
                 pos += 15
@@ -220,7 +217,7 @@ class TxnOffsetCommitRequest:
                 if length == 0:
                     raise null_refused("TxnOffsetCommitRequest.member_id", version)
                 end = pos + length - 1
-                member_id = str(buf[pos:end], "utf-8")
+                member_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = buf[pos]
                 pos += 1
@@ -230,7 +227,7 @@ class TxnOffsetCommitRequest:
                     group_instance_id = None
                 else:
                     end = pos + length - 1
-                    group_instance_id = str(buf[pos:end], "utf-8")
+                    group_instance_id = buf[pos:end].tobytes().decode()
                     pos = end
                 length = buf[pos]
                 pos += 1
@@ -256,14 +253,14 @@ class TxnOffsetCommitRequest:
                 if length < 0:
                     raise length_refused("TxnOffsetCommitRequest.transactional_id", length)
                 end = pos + length
-                transactional_id = str(buf[pos:end], "utf-8")
+                transactional_id = buf[pos:end].tobytes().decode()
                 pos = end
                 length = unpack_h(buf, pos)[0]
                 pos += 2
                 if length < 0:
                     raise length_refused("TxnOffsetCommitRequest.group_id", length)
                 end = pos + length
-                group_id = str(buf[pos:end], "utf-8")
+                group_id = buf[pos:end].tobytes().decode()
                 pos = end
                 producer_id, producer_epoch, length = unpack_qhi(buf, pos)
                 pos += 14
@@ -350,7 +347,7 @@ class TxnOffsetCommitResponseTopic:
             if length == 0:
                 raise null_refused("TxnOffsetCommitResponseTopic.name", version)
             end = pos + length - 1
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = buf[pos]
             pos += 1
@@ -373,7 +370,7 @@ class TxnOffsetCommitResponseTopic:
             if length < 0:
                 raise length_refused("TxnOffsetCommitResponseTopic.name", length)
             end = pos + length
-            name = str(buf[pos:end], "utf-8")
+            name = buf[pos:end].tobytes().decode()
             pos = end
             length = unpack_i(buf, pos)[0]
             pos += 4

@@ -54,7 +54,7 @@ class FeatureUpdateKey:
         if length == 0:
             raise null_refused("FeatureUpdateKey.feature", version)
         end = pos + length - 1
-        feature = str(buf[pos:end], "utf-8")
+        feature = buf[pos:end].tobytes().decode()
         pos = end
         max_version_level = unpack_h(buf, pos)[0]
         pos += 2
@@ -149,7 +149,7 @@ class UpdatableFeatureResult:
         if length == 0:
             raise null_refused("UpdatableFeatureResult.feature", version)
         end = pos + length - 1
-        feature = str(buf[pos:end], "utf-8")
+        feature = buf[pos:end].tobytes().decode()
         pos = end
         error_code, length = unpack_hB(buf, pos)
         pos += 3
@@ -159,7 +159,7 @@ class UpdatableFeatureResult:
             error_message = None
         else:
             end = pos + length - 1
-            error_message = str(buf[pos:end], "utf-8")
+            error_message = buf[pos:end].tobytes().decode()
             pos = end
         tags = buf[pos]
         pos += 1
@@ -200,7 +200,7 @@ class UpdateFeaturesResponse:
                 error_message = None
             else:
                 end = pos + length - 1
-                error_message = str(buf[pos:end], "utf-8")
+                error_message = buf[pos:end].tobytes().decode()
                 pos = end
             if version <= 1:
                 length = buf[pos]

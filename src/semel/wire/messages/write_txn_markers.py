@@ -53,7 +53,7 @@ class WritableTxnMarkerTopic:
         if length == 0:
             raise null_refused("WritableTxnMarkerTopic.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
@@ -111,12 +111,7 @@ class WritableTxnMarker:
         if tags:
             pos = skip_tags(buf, pos, tags)
         return WritableTxnMarker(
-            producer_id,
-            producer_epoch,
-            transaction_result,
-            topics,
-            coordinator_epoch,
-            transaction_version,
+            producer_id, producer_epoch, transaction_result, topics, coordinator_epoch, transaction_version
         ), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
@@ -206,7 +201,7 @@ class WritableTxnMarkerTopicResult:
         if length == 0:
             raise null_refused("WritableTxnMarkerTopicResult.name", version)
         end = pos + length - 1
-        name = str(buf[pos:end], "utf-8")
+        name = buf[pos:end].tobytes().decode()
         pos = end
         length = buf[pos]
         pos += 1
