@@ -25,6 +25,7 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 
 from semel.client.errors import UnreachableError, UnsupportedRequestError, check
 from semel.client.framing import DEFAULT_MAX_FRAME_BYTES, FrameProtocol
+from semel.client.metadata import Address
 from semel.errors import ProtocolError, SemelError
 from semel.version import __version__
 from semel.wire.apis import ApiKey
@@ -103,7 +104,8 @@ class Connection(FrameProtocol):
 
     def __init__(self, host: str, port: int, options: ConnectionOptions) -> None:
         super().__init__(options.max_frame_bytes)
-        self.peer = f"{host}:{port}"
+        self.address = Address(host, port)
+        self.peer = str(self.address)
         self.options = options
         self.versions: dict[int, tuple[int, int]] = {}
         self.finalized_features: dict[str, int] = {}
