@@ -1,0 +1,1 @@
+"""The pure state of one partition: no files, no clock, no randomness."""

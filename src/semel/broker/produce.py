@@ -1,0 +1,167 @@
+"""Produce (0): judge each batch, give it its place, and answer with its offset.
+
+A batch is never re-encoded. It is refused on its own: the other partitions of the request go on. One batch a
+partition a request, as every client since message format v2 sends it.
+"""
+
+from __future__ import annotations
+
+from semel.broker.core import Broker
+from semel.broker.decision import Caller, Decision, Now
+from semel.broker.entries import Append, Entry
+from semel.broker.refusal import Refused
+from semel.broker.topics import Partition, Topic
+from semel.wire.batch import (
+    BatchHeader,
+    InvalidBatch,
+    check_batch,
+    place_batch,
+    read_header,
+    stamp_append_time,
+)
+from semel.wire.errors import ErrorCode
+from semel.wire.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from semel.wire.primitives import RecordsField
+from semel.wire.records import scan_records
+
+_ACKS = (-1, 0, 1)
+_BY_ID = 13
+
+
+def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -> Decision:
+    entries: list[Entry] = []
+    taken: set[Partition] = set()
+    responses = []
+    for data in request.topic_data:
+        topic, missing = _find_topic(broker, data, caller.api_version)
+        parts = []
+        for part in data.partition_data:
+            try:
+                if request.acks not in _ACKS:
+                    raise Refused(
+                        ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}"
+                    )
+                partition = topic.partition(part.index) if topic is not None else None
+                if partition is None:
+                    raise Refused(missing, f"there is no partition {part.index} of {_label(data)}")
+                if partition in taken:
+                    raise Refused(ErrorCode.INVALID_REQUEST, "two batches for one partition in one request")
+                taken.add(partition)
+                parts.append(_append(broker, partition, part.records, entries, now.wall_ms))
+            except Refused as refused:
+                parts.append(
+                    PartitionProduceResponse(
+                        index=part.index,
+                        error_code=refused.code,
+                        base_offset=-1,
+                        error_message=refused.reason,
+                    )
+                )
+        responses.append(
+            TopicProduceResponse(topic_id=data.topic_id, name=data.name, partition_responses=parts)
+        )
+    return Decision(None if request.acks == 0 else ProduceResponse(responses=responses), entries)
+
+
+def _find_topic(broker: Broker, data: TopicProduceData, version: int) -> tuple[Topic | None, ErrorCode]:
+    if version >= _BY_ID:
+        return broker.catalog.by_id.get(data.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
+    return broker.catalog.by_name.get(data.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _label(data: TopicProduceData) -> str:
+    return f"topic '{data.name}'" if data.name else f"topic id {data.topic_id.hex()}"
+
+
+def _append(
+    broker: Broker, partition: Partition, records: RecordsField | None, entries: list[Entry], now_ms: int
+) -> PartitionProduceResponse:
+    if not isinstance(records, memoryview) or not records:
+        raise Refused(ErrorCode.INVALID_RECORD, "the request has no batch for this partition")
+    batch = records
+    header = _judge(partition.topic, batch, now_ms)
+    log = partition.log
+    if header.producer_id >= 0:
+        duplicate = log.duplicate_of(header)
+        if duplicate is not None:
+            return _placed(partition, duplicate.base_offset, duplicate.append_time_ms)
+        error = log.refuses(header)
+        if error is not None:
+            raise Refused(error, _why(error, partition, header))
+    append_time_ms = -1
+    if partition.topic.settings.append_time:
+        append_time_ms = now_ms
+        stamp_append_time(batch, now_ms)
+    base_offset = log.end_offset
+    place_batch(batch, base_offset, broker.leader_epoch)
+    entries.append(Append(partition.topic.topic_id, partition.index, read_header(batch), batch))
+    return _placed(partition, base_offset, append_time_ms)
+
+
+def _placed(partition: Partition, base_offset: int, append_time_ms: int) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=partition.index,
+        base_offset=base_offset,
+        log_append_time_ms=append_time_ms,
+        log_start_offset=partition.log.log_start_offset,
+    )
+
+
+def _judge(topic: Topic, batch: memoryview, now_ms: int) -> BatchHeader:
+    """The header of a batch that is sound and within the topic's limits."""
+    settings = topic.settings
+    try:
+        header = check_batch(batch)
+    except InvalidBatch as invalid:
+        raise Refused(invalid.code, str(invalid)) from None
+    if header.size > settings.max_message_bytes:
+        raise Refused(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch has {header.size} bytes, above max.message.bytes of {settings.max_message_bytes}",
+        )
+    if not settings.append_time:
+        _check_times(topic, header, now_ms)
+    if settings.compacted:
+        _check_keys(batch)
+    return header
+
+
+def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:
+    settings = topic.settings
+    if header.max_timestamp - now_ms > settings.timestamp_after_max_ms:
+        raise Refused(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
+            f"({settings.timestamp_after_max_ms}) in the future",
+        )
+    if header.base_timestamp >= 0 and now_ms - header.base_timestamp > settings.timestamp_before_max_ms:
+        raise Refused(
+            ErrorCode.INVALID_TIMESTAMP,
+            f"timestamp {header.base_timestamp} is more than message.timestamp.before.max.ms "
+            f"({settings.timestamp_before_max_ms}) in the past",
+        )
+
+
+def _check_keys(batch: memoryview) -> None:
+    """Compaction goes by key, so every record must have one. This is the only produce that opens a batch."""
+    try:
+        keyed = all(record.key is not None for record in scan_records(batch))
+    except InvalidBatch as invalid:
+        raise Refused(invalid.code, str(invalid)) from None
+    if not keyed:
+        raise Refused(ErrorCode.INVALID_RECORD, "a compacted topic cannot accept a record without a key")
+
+
+def _why(error: ErrorCode, partition: Partition, header: BatchHeader) -> str:
+    producer = partition.log.producers[header.producer_id]
+    batch = f"producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence}"
+    where = f"{partition.topic.name}-{partition.index}"
+    if error == ErrorCode.INVALID_PRODUCER_EPOCH:
+        return f"{batch} is fenced on {where}: the epoch is {producer.epoch} now"
+    return f"{batch} is out of line on {where}: the last was epoch {producer.epoch} sequence {producer.last_sequence}"

@@ -1,0 +1,136 @@
+"""The API table: for each key, how its request is decoded and who handles it.
+
+Most handlers are decisions of the core: they look at the state, and what they decide is journaled before the answer
+leaves. Those that read files or answer from the shell are methods of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.broker.alter_configs import alter_configs, incremental_alter_configs
+from semel.broker.core import Broker
+from semel.broker.decision import Caller, Decision, Now
+from semel.broker.describe_configs import describe_configs
+from semel.broker.init_producer_id import init_producer_id
+from semel.broker.leader_epochs import offset_for_leader_epoch
+from semel.broker.metadata import describe_cluster, describe_topic_partitions, find_coordinator, metadata
+from semel.broker.produce import produce
+from semel.broker.topic_admin import create_partitions, create_topics, delete_records, delete_topics
+from semel.server.connection import Slot
+from semel.wire.apis import APIS, Api, ApiKey
+from semel.wire.messages.alter_configs import AlterConfigsRequest
+from semel.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from semel.wire.messages.create_partitions import CreatePartitionsRequest
+from semel.wire.messages.create_topics import CreateTopicsRequest
+from semel.wire.messages.delete_records import DeleteRecordsRequest
+from semel.wire.messages.delete_topics import DeleteTopicsRequest
+from semel.wire.messages.describe_cluster import DescribeClusterRequest
+from semel.wire.messages.describe_configs import DescribeConfigsRequest
+from semel.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from semel.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from semel.wire.messages.fetch import FetchRequest
+from semel.wire.messages.find_coordinator import FindCoordinatorRequest
+from semel.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
+from semel.wire.messages.init_producer_id import InitProducerIdRequest
+from semel.wire.messages.list_offsets import ListOffsetsRequest
+from semel.wire.messages.metadata import MetadataRequest
+from semel.wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
+from semel.wire.messages.produce import ProduceRequest
+
+if TYPE_CHECKING:
+    from semel.server.node import Node
+
+Decode = Callable[[memoryview, int, int], tuple[Any, int]]
+Decide = Callable[[Broker, Any, Caller, Now], Decision]
+Serve = Callable[["Node", Slot, Any], None]
+
+
+@dataclass(slots=True, frozen=True)
+class ServedApi:
+    """One API: exactly one of `decide` (the core) and `serve` (the shell) handles it."""
+
+    api: Api
+    decode: Decode
+    decide: Decide | None = None
+    serve: Serve | None = None
+    reads_only: bool = False
+    """May be answered from the old state while the broker recovers from a failed write."""
+
+
+def _decided(key: ApiKey, decode: Decode, decide: Decide, *, reads_only: bool = False) -> ServedApi:
+    return ServedApi(APIS[key], decode, decide=decide, reads_only=reads_only)
+
+
+def _served(key: ApiKey, decode: Decode, serve: Serve) -> ServedApi:
+    return ServedApi(APIS[key], decode, serve=serve)
+
+
+def served_apis() -> dict[int, ServedApi]:
+    """Everything that this broker answers."""
+    table = (
+        _decided(ApiKey.PRODUCE, ProduceRequest.decode, produce),
+        _served(ApiKey.FETCH, FetchRequest.decode, lambda node, slot, request: node.fetch(slot, request)),
+        _served(
+            ApiKey.LIST_OFFSETS,
+            ListOffsetsRequest.decode,
+            lambda node, slot, request: node.list_offsets(slot, request),
+        ),
+        _decided(ApiKey.METADATA, MetadataRequest.decode, metadata, reads_only=True),
+        _decided(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest.decode, find_coordinator, reads_only=True),
+        _served(
+            ApiKey.API_VERSIONS,
+            ApiVersionsRequest.decode,
+            lambda node, slot, request: slot.answer(api_versions(node.apis, 0)),
+        ),
+        _decided(ApiKey.CREATE_TOPICS, CreateTopicsRequest.decode, create_topics),
+        _decided(ApiKey.DELETE_TOPICS, DeleteTopicsRequest.decode, delete_topics),
+        _decided(ApiKey.DELETE_RECORDS, DeleteRecordsRequest.decode, delete_records),
+        _decided(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest.decode, init_producer_id),
+        _decided(
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            OffsetForLeaderEpochRequest.decode,
+            offset_for_leader_epoch,
+            reads_only=True,
+        ),
+        _decided(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest.decode, describe_configs, reads_only=True),
+        _decided(ApiKey.ALTER_CONFIGS, AlterConfigsRequest.decode, alter_configs),
+        _served(
+            ApiKey.DESCRIBE_LOG_DIRS,
+            DescribeLogDirsRequest.decode,
+            lambda node, slot, request: node.describe_log_dirs(slot, request),
+        ),
+        _decided(ApiKey.CREATE_PARTITIONS, CreatePartitionsRequest.decode, create_partitions),
+        _decided(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest.decode, incremental_alter_configs
+        ),
+        _decided(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest.decode, describe_cluster, reads_only=True),
+        _decided(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            DescribeTopicPartitionsRequest.decode,
+            describe_topic_partitions,
+            reads_only=True,
+        ),
+    )
+    return {served.api.key: served for served in table}
+
+
+FINALIZED_FEATURES_EPOCH: Final = 0
+
+
+def api_versions(apis: dict[int, ServedApi], error_code: int) -> ApiVersionsResponse:
+    """ApiVersions (18): what this broker answers, and in which versions."""
+    return ApiVersionsResponse(
+        error_code=error_code,
+        api_keys=[
+            ApiVersion(
+                api_key=served.api.key,
+                min_version=served.api.advertised_min_version,
+                max_version=served.api.max_version,
+            )
+            for served in apis.values()
+        ],
+        finalized_features_epoch=FINALIZED_FEATURES_EPOCH,
+    )

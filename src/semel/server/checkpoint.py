@@ -1,0 +1,120 @@
+"""Checkpoints: snapshots of the state, often, and flushes of the segments, seldom; then old journal goes.
+
+Both are taken beside the traffic. A snapshot is written part by part, with a pause for requests after every few
+milliseconds; a flush goes partition by partition. A journal file is deleted when no part needs it: below the position at
+which the snapshot began, and below the first batch of any partition that is not flushed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from semel.broker.decision import Decision
+from semel.broker.topics import Partition
+from semel.disk import Disk
+from semel.journal.snapshot import SnapshotWriter
+from semel.journal.writer import JournalWriter
+from semel.server.life import Life
+from semel.server.parts import encode_catalog, encode_partition
+from semel.server.recovery import Layout
+from semel.server.settings import Settings
+from semel.wire.frames import Message
+
+SLICE_S: Final = 0.002
+"""How long the loop may be kept by a snapshot at a time."""
+LOOK_EVERY_S: Final = 0.2
+
+InWorker = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class Checkpointer:
+    """Takes checkpoints of one life."""
+
+    def __init__(
+        self, life: Life, disk: Disk, layout: Layout, settings: Settings, in_worker: InWorker
+    ) -> None:
+        assert isinstance(life.journal, JournalWriter)
+        self.life = life
+        self._journal = life.journal
+        self._disk = disk
+        self._layout = layout
+        self._in_worker = in_worker
+        self._snapshot_every = settings.integer("snapshot.interval.bytes")
+        self._flush_every = settings.integer("flush.interval.bytes")
+        self._snapshot_at = self._journal.end
+        self._flushed_at = self._journal.end
+
+    async def run(self) -> None:
+        """Until the life is over. Raises StorageError if a flush fails, and then the life must end."""
+        while not self.life.is_over:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if self._journal.end - self._flushed_at >= self._flush_every:
+                await self.flush()
+                await self.snapshot()
+            elif self._journal.end - self._snapshot_at >= self._snapshot_every:
+                await self.snapshot()
+            elif not self._journal.reserve_ready:
+                self._journal.restore_reserve()
+
+    async def flush(self) -> None:
+        """Make every dirty partition's segments durable, one after the other."""
+        self._flushed_at = self._journal.end
+        for partition in tuple(self.life.dirty):
+            if self.life.is_over:
+                return
+            await self._flush(partition)
+
+    async def _flush(self, partition: Partition) -> None:
+        view = self.life.store.partition(partition.topic.topic_id, partition.index)
+        released = self._journal.released
+        job = view.begin_flush()
+        if job is not None:
+            await self._in_worker(job.run)
+            view.finish_flush(job)
+        if view.flushed is not None and view.flushed.end_offset == partition.log.end_offset:
+            self.life.dirty.pop(partition, None)
+        elif partition in self.life.dirty:
+            # What was released before the flush began is in it.
+            self.life.dirty[partition] = max(self.life.dirty[partition], released)
+
+    async def snapshot(self) -> None:
+        """Write the whole state to a new snapshot, and give back the journal that nobody needs any more."""
+        life = self.life
+        horizon = self._snapshot_at = self._journal.end
+        writer = SnapshotWriter(self._disk, self._layout.snapshots, self._journal.generation)
+        try:
+            writer.add(self._journal.end, [encode_catalog(life.broker)])
+            pause_at = time.perf_counter() + SLICE_S
+            for partition in [partition for topic in life.broker.catalog for partition in topic.partitions]:
+                view = life.store.partition(partition.topic.topic_id, partition.index)
+                horizon = min(horizon, life.dirty.get(partition, horizon))
+                writer.add(self._journal.end, [encode_partition(partition, view.flushed)])
+                if time.perf_counter() >= pause_at:
+                    await asyncio.sleep(0)
+                    pause_at = time.perf_counter() + SLICE_S
+            # The state may hold what is queued still: the snapshot counts only when all of that is on disk.
+            await self._synced()
+            await self._in_worker(lambda: writer.finish(horizon))
+        except BaseException:
+            writer.abandon()
+            raise
+        self._journal.delete_before(horizon)
+
+    async def _synced(self) -> None:
+        done = _Synced()
+        self.life.submit(done, Decision(None, [], sync=True))
+        await done.future
+
+
+class _Synced:
+    """Waits for everything queued so far."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def answer(self, response: Message | None) -> None:
+        if not self.future.done():
+            self.future.set_result(None)

@@ -1,0 +1,58 @@
+"""Run a broker as a process: until SIGTERM, or SIGINT, or a second SIGINT that does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from semel.disk import OsDisk
+from semel.server.listener import Server
+from semel.server.settings import Settings
+
+log = logging.getLogger(__name__)
+
+INTERRUPTED: Final = 130
+
+
+def serve(settings: Settings, *, in_memory: bool = False) -> int:
+    """Run until told to stop; the exit code of the process."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run(_serve(settings, in_memory))
+    return 0
+
+
+async def _serve(settings: Settings, in_memory: bool) -> None:
+    server = Server(settings, disk=None if in_memory else OsDisk())
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, _interrupt, stop)
+    await server.start()
+    where = "in memory" if in_memory else str(server.node.layout.root)
+    print(f"ready {server.bootstrap} ({where})", flush=True)  # noqa: T201 - the line that scripts wait for
+    await stop.wait()
+    log.info("stopping: answering what is under way")
+    await server.stop()
+
+
+def _interrupt(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(INTERRUPTED)  # Everything acknowledged is on disk; the next start recovers the rest.
+    stop.set()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where there is a wheel of it, otherwise on asyncio's own loop."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -1,0 +1,414 @@
+"""The node: requests come in, lives come and go.
+
+A node has one life at a time (`semel.server.life`). When the disk fails the life is over: what was durable is
+answered, what waited is refused with an error that clients retry, readers go on with what they could see, and a new
+life is built from the disk, again and again until it works. Nothing is ever retried in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from semel.broker.core import Broker, Identity, Limits
+from semel.broker.decision import Caller, Now
+from semel.broker.produce import produce
+from semel.disk import Disk, Lock
+from semel.errors import CorruptionError, ProtocolError, StorageError
+from semel.journal.chain import Chain
+from semel.journal.generation import begin_generation
+from semel.journal.settings import JournalSettings
+from semel.journal.snapshot import load_newest
+from semel.journal.writer import JournalWriter
+from semel.server.apis import ServedApi, api_versions, served_apis
+from semel.server.checkpoint import Checkpointer
+from semel.server.clock import Clock
+from semel.server.connection import Connection, Slot
+from semel.server.fetch import Fetcher
+from semel.server.fetch_sessions import FetchSessions
+from semel.server.identity import load_identity, new_cluster_id
+from semel.server.life import Job, Life
+from semel.server.list_offsets import list_offsets
+from semel.server.log_dirs import describe_log_dirs
+from semel.server.memory_journal import MemoryJournal
+from semel.server.recovery import Layout, Replay
+from semel.server.refusals import can_refuse, refusal
+from semel.server.settings import Settings
+from semel.server.upkeep import Upkeep
+from semel.storage.memory import MemoryDisk
+from semel.storage.partition import Placement
+from semel.storage.store import Store
+from semel.wire.apis import ApiKey
+from semel.wire.errors import ErrorCode
+from semel.wire.frames import Message
+from semel.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from semel.wire.messages.fetch import FetchRequest
+from semel.wire.messages.list_offsets import ListOffsetsRequest
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S: Final = 0.05
+LAST_RETRY_S: Final = 5.0
+SPACE_CHECK_S: Final = 1.0
+_MEMORY_EPOCH: Final = 1
+
+T = TypeVar("T")
+
+
+class Node:
+    """One broker: its life of the moment, and everything that outlives a life."""
+
+    def __init__(self, settings: Settings, clock: Clock, disk: Disk | None) -> None:
+        """`disk` is None for a broker that keeps everything in memory."""
+        self.settings = settings
+        self.clock = clock
+        self.apis: dict[int, ServedApi] = served_apis()
+        self.connections: set[Connection] = set()
+        self.fetcher = Fetcher(
+            settings.integer("fetch.max.bytes"),
+            FetchSessions(
+                settings.integer("max.incremental.fetch.session.cache.slots"),
+                lambda: int.from_bytes(os.urandom(4)) >> 1,
+            ),
+        )
+        self.layout = Layout(Path(settings.text("log.dirs")))
+        self._disk = disk
+        self._lock: Lock | None = None
+        self._identity = Identity("", settings.integer("node.id"))
+        self._life: Life | None = None
+        self._is_recovering = False
+        self._is_short_of_space = False
+        self._is_stopping = False
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="semel-files")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._max_connections = settings.integer("max.connections")
+
+    @property
+    def life(self) -> Life:
+        assert self._life is not None, "the node has not been started"
+        return self._life
+
+    # Starting and stopping.
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._disk is None:
+            self._begin(self._in_memory())
+        else:
+            self.layout.make(self._disk)
+            self._lock = self._disk.lock(self.layout.lock)
+            self._identity = load_identity(self._disk, self.layout.identity, self._identity.node_id)
+            self._begin(await self._loop.run_in_executor(self._worker, self._build, None, None))
+            self._spawn(self._watch_space())
+        self._spawn(Upkeep(self).run())
+
+    async def stop(self) -> None:
+        """Answer what waits, then leave everything on disk as a start would want to find it."""
+        self._is_stopping = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        life = self.life
+        if self._disk is not None and not self._is_recovering:
+            assert self._loop is not None
+            assert isinstance(life.journal, JournalWriter)
+            journal = life.journal
+            try:
+                await Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker).snapshot()
+            except StorageError as error:
+                log.warning("no snapshot at the end, the next start replays more of the journal: %s", error)
+            await self._loop.run_in_executor(self._worker, journal.close)
+            life.release(journal.released)
+        self._worker.shutdown(wait=True)
+        if self._lock is not None:
+            self._lock.release()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a background task ended: %s", task.exception(), exc_info=task.exception())
+
+    # Lives.
+
+    def _new_broker(self, leader_epoch: int) -> Broker:
+        settings = self.settings
+        return Broker(
+            leader_epoch,
+            identity=self._identity,
+            limits=Limits(
+                default_partitions=settings.integer("num.partitions"),
+                max_partitions=settings.integer("max.partitions"),
+                auto_create_topics=settings.flag("auto.create.topics.enable"),
+            ),
+            topic_defaults=settings.topic_defaults(),
+            settings=settings.described(),
+            new_id=new_topic_id,
+        )
+
+    def _in_memory(self) -> Life:
+        self._identity = Identity(new_cluster_id(), self._identity.node_id)
+        store = Store(MemoryDisk(), Path("memory"))
+        journal = MemoryJournal(lambda attachments: write_placements(store, attachments))
+        return Life(self._new_broker(_MEMORY_EPOCH), store, journal, self.in_background)
+
+    def _build(self, limit: int | None, predecessor: Store | None) -> Life:
+        """A life from what is on disk; in a worker thread, since it may take long."""
+        disk = self._disk
+        assert disk is not None
+        settings = JournalSettings(
+            durability="fsync" if self.settings.text("durability") == "fsync" else "os",
+            file_bytes=self.settings.integer("journal.file.bytes"),
+        )
+        snapshot = load_newest(disk, self.layout.snapshots)
+        chain = Chain.open(disk, self.layout.journal, limit=limit)
+        if chain.torn is not None:
+            log.warning(
+                "the last write before the stop was not complete; cut %s at %d",
+                chain.torn.path,
+                chain.torn.position,
+            )
+        generation = begin_generation(
+            disk,
+            self.layout.journal,
+            chain,
+            settings,
+            salt=int.from_bytes(os.urandom(8)),
+            above=0 if snapshot is None else snapshot.generation,
+        )
+        broker = self._new_broker(generation.number)
+        store = Store(disk, self.layout.segments) if predecessor is None else predecessor.successor()
+        replay = Replay(broker, store)
+        horizon = 0
+        if snapshot is not None:
+            horizon = snapshot.horizon
+            replay.load(snapshot)
+        for group in generation.chain.groups(horizon):
+            replay.replay(group)
+        replay.finish()
+        journal = JournalWriter(
+            disk,
+            self.layout.journal,
+            generation,
+            settings,
+            after_sync=lambda attachments: write_placements(store, attachments),
+            on_released=lambda position: self._from_thread(self._released, journal, position),
+            on_failure=lambda error, durable: self._from_thread(self._failed, journal, error, durable),
+        )
+        life = Life(broker, store, journal, self.in_background)
+        life.dirty = replay.dirty
+        return life
+
+    def _begin(self, life: Life) -> None:
+        self._life = life
+        self.fetcher.life = life
+        if isinstance(life.journal, JournalWriter):
+            life.journal.start()
+            assert self._disk is not None
+            checkpointer = Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker)
+            self._spawn(self._checkpoints(checkpointer))
+
+    async def _checkpoints(self, checkpointer: Checkpointer) -> None:
+        try:
+            await checkpointer.run()
+        except StorageError as error:
+            life = checkpointer.life
+            if not life.is_over:
+                # The journal itself is sound: sync all of it before the life ends, so that nothing goes back.
+                journal = life.journal
+                assert isinstance(journal, JournalWriter)
+                await self.in_worker(journal.close)
+                self._failed(journal, error, journal.released)
+
+    def _from_thread(self, call: Callable[..., None], *arguments: object) -> None:
+        loop = self._loop
+        assert loop is not None
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call, *arguments)
+
+    def _released(self, journal: JournalWriter, position: int) -> None:
+        if self._life is not None and self._life.journal is journal:
+            self._life.release(position)
+
+    def _failed(self, journal: JournalWriter, error: BaseException, durable: int) -> None:
+        life = self._life
+        if life is None or life.journal is not journal or life.is_over:
+            return
+        log.error("the disk failed: %s; refusing writes and recovering from position %d", error, durable)
+        life.release(durable)
+        life.is_over = True
+        self._is_recovering = True
+        while life.waiting:
+            for waiter, _ in life.waiting.popleft().answers:
+                if isinstance(waiter, Slot):
+                    self._refuse(waiter)
+        if not self._is_stopping:
+            self._spawn(self._recover(life, durable))
+
+    async def _recover(self, life: Life, durable: int) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                successor = await self.in_worker(lambda: self._build(durable, life.store))
+                break
+            except CorruptionError:
+                raise
+            except StorageError as error:
+                log.warning("cannot recover yet: %s; trying again in %.2f s", error, delay_s)
+                await asyncio.sleep(delay_s)
+                delay_s = min(LAST_RETRY_S, delay_s * 2)
+        self._is_recovering = False
+        self._begin(successor)
+        life.wake_all()
+        log.info("recovered: writes are taken again, leader epoch %d", successor.broker.leader_epoch)
+
+    # Work on files.
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._worker, work)
+
+    def in_background(self, job: Job) -> None:
+        """Run a job that nobody waits for."""
+        self._worker.submit(job.run).add_done_callback(_job_done)
+
+    async def _watch_space(self) -> None:
+        floor_bytes = self.settings.integer("storage.min.free.bytes")
+        while True:
+            assert self._disk is not None
+            free_bytes = self._disk.free_bytes(self.layout.root)
+            is_short = free_bytes < floor_bytes
+            if is_short != self._is_short_of_space:
+                self._is_short_of_space = is_short
+                if is_short:
+                    log.error(
+                        "only %d bytes of the disk are free: appends are refused until there is more",
+                        free_bytes,
+                    )
+                else:
+                    log.info("there is room on the disk again: appends are taken")
+            await asyncio.sleep(SPACE_CHECK_S)
+
+    def now(self) -> Now:
+        return Now(self.clock.wall_ms(), self.clock.monotonic_ms())
+
+    # Connections and requests.
+
+    def opened(self, connection: Connection) -> bool:
+        if self._is_stopping or len(self.connections) >= self._max_connections:
+            log.warning(
+                "refusing %s: %d connections are open (max.connections)",
+                connection.peer,
+                len(self.connections),
+            )
+            return False
+        self.connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def handle(self, slot: Slot, body: memoryview, pos: int) -> None:
+        header = slot.header
+        served = self.apis.get(header.api_key)
+        if served is None or not served.api.serves(header.api_version):
+            self._unsupported(slot, served)
+            return
+        request, _ = served.decode(body, pos, header.api_version)
+        slot.request = request
+        try:
+            if served.decide is not None:
+                self._decide(served, slot, request)
+            else:
+                assert served.serve is not None
+                served.serve(self, slot, request)
+        except ProtocolError:
+            raise
+        except Exception:
+            log.exception("a %s request of %s failed; this is a bug", served.api.name, slot.connection.peer)
+            slot.connection.abort()
+
+    def _unsupported(self, slot: Slot, served: ServedApi | None) -> None:
+        header = slot.header
+        if header.api_key == ApiKey.API_VERSIONS:
+            # Version 0, whatever was asked for: that is what a client then falls back to.
+            slot.answer_as_version(api_versions(self.apis, ErrorCode.UNSUPPORTED_VERSION), 0)
+            return
+        if served is None:
+            raise ProtocolError(f"there is no API with key {header.api_key} here")
+        raise ProtocolError(
+            f"{served.api.name} version {header.api_version} is not spoken here, only "
+            f"{served.api.min_version} to {served.api.max_version}"
+        )
+
+    def _decide(self, served: ServedApi, slot: Slot, request: Message) -> None:
+        assert served.decide is not None
+        if self._is_recovering and not served.reads_only:
+            self._refuse(slot)
+            return
+        if self._is_short_of_space and served.decide is produce:
+            self._refuse(slot)
+            return
+        connection = slot.connection
+        caller = Caller(
+            slot.header.api_version,
+            slot.header.client_id or "",
+            connection.peer_host,
+            connection.endpoint,
+            slot,
+        )
+        decision = served.decide(self.life.broker, request, caller, self.now())
+        if self._is_recovering and decision.entries:
+            self._refuse(slot)
+            return
+        try:
+            self.life.submit(slot, decision)
+        except StorageError:
+            # The writer has failed, and its report is on the way to this loop.
+            self._refuse(slot)
+
+    def _refuse(self, slot: Slot) -> None:
+        request = slot.request
+        if request is not None and can_refuse(request.API_KEY):
+            slot.answer(refusal(request))
+        else:
+            slot.connection.abort()
+
+    def fetch(self, slot: Slot, request: FetchRequest) -> None:
+        self.fetcher.fetch(slot, request, self.clock.monotonic_ms())
+
+    def list_offsets(self, slot: Slot, request: ListOffsetsRequest) -> None:
+        slot.answer(list_offsets(self.life, request))
+
+    def describe_log_dirs(self, slot: Slot, request: DescribeLogDirsRequest) -> None:
+        directory = "memory" if self._disk is None else str(self.layout.root.absolute())
+        slot.answer(describe_log_dirs(self.life, directory, self._disk, request))
+
+
+def write_placements(store: Store, attachments: list[object]) -> None:
+    """Write the batches of groups that are durable to their segments."""
+    placements: list[Placement] = []
+    for attachment in attachments:
+        assert isinstance(attachment, list)
+        placements += attachment
+    store.write(placements)
+
+
+def new_topic_id() -> bytes:
+    return os.urandom(16)
+
+
+def _job_done(done: Future[None]) -> None:
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        log.error("work on files failed, and is left to the next start: %s", error)

@@ -1,0 +1,163 @@
+"""Recovery: the state and the segments from the snapshot and the journal, at a start and after a failed write.
+
+The order is that of `docs/design/journal.md`. Every entry is applied unless the stamp of its part covers it. The
+batch of every append at or beyond the flushed end of its partition is written to its segment again. All that was
+replayed is durable, so all of it is visible at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.broker.core import Appended, Broker
+from semel.broker.entries import Append, Entry, decode_entry
+from semel.broker.journal_messages import (
+    CatalogPart,
+    LogStartMoved,
+    PartitionPart,
+    PartitionsAdded,
+    TopicCreated,
+)
+from semel.broker.topics import Partition, Topic
+from semel.disk import Disk
+from semel.journal.chain import Chain, Group
+from semel.journal.generation import Generation
+from semel.journal.snapshot import Snapshot
+from semel.server.parts import decode_part, flushed_in, load_catalog, load_partition
+from semel.storage.partition import Flushed, Placement
+from semel.storage.store import Store
+
+
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """Where everything lies below the data directory."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def segments(self) -> Path:
+        return self.root / "segments"
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "identity"
+
+    def make(self, disk: Disk) -> None:
+        for directory in (self.root, self.journal, self.snapshots, self.segments):
+            disk.mkdir(directory)
+
+
+class Replay:
+    """Brings a fresh broker and store to where the journal ends."""
+
+    def __init__(self, broker: Broker, store: Store) -> None:
+        self._broker = broker
+        self._store = store
+        self._stamps: dict[tuple[bytes, int], int] = {}
+        self._catalog_stamp = 0
+        self._early: dict[tuple[bytes, int], PartitionPart] = {}
+        """Parts of partitions that the catalog's part, stamped before them, does not know yet."""
+        self.dirty: dict[Partition, int] = {}
+        """Where in the journal the first batch lies that is not flushed."""
+        self.entries = 0
+
+    def load(self, snapshot: Snapshot) -> None:
+        for stamp, stored in snapshot.parts():
+            part = decode_part(stored)
+            if isinstance(part, CatalogPart):
+                self._catalog_stamp = stamp
+                load_catalog(self._broker, part)
+                continue
+            key = (part.topic_id, part.index)
+            self._stamps[key] = stamp
+            self._early[key] = part
+        for topic in self._broker.catalog:
+            self._prepare(topic)
+
+    def _prepare(self, topic: Topic) -> None:
+        """Load what the snapshot knows of a topic's partitions, and say what of their segments can be trusted."""
+        for partition in topic.partitions:
+            view = self._store.partition(topic.topic_id, partition.index)
+            part = self._early.pop((topic.topic_id, partition.index), None)
+            flushed: Flushed | None = None
+            if part is not None:
+                load_partition(partition.log, part)
+                flushed = flushed_in(part)
+            # Without a flush every batch is still in the journal, from offset 0 on.
+            view.restore(flushed, 0 if flushed is None else partition.log.log_start_offset)
+
+    def replay(self, group: Group) -> None:
+        placements: list[tuple[Partition, Placement]] = []
+        for stored in group.entries:
+            entry = decode_entry(stored)
+            self.entries += 1
+            if isinstance(entry, Append):
+                self._append(entry, group, placements)
+            elif isinstance(entry, LogStartMoved):
+                if group.end > self._stamps.get((entry.topic_id, entry.index), 0):
+                    self._broker.apply(entry)
+            elif group.end > self._catalog_stamp:
+                self._apply_to_catalog(entry)
+        self._store.write([placement for _, placement in placements])
+        for partition, placement in placements:
+            view = self._store.partition(partition.topic.topic_id, partition.index)
+            view.reveal(placement.header.last_offset + 1)
+
+    def _apply_to_catalog(self, entry: Entry) -> None:
+        grown = self._broker.catalog.by_id.get(entry.topic_id) if isinstance(entry, PartitionsAdded) else None
+        known = 0 if grown is None else len(grown.partitions)
+        self._broker.apply(entry)
+        if isinstance(entry, TopicCreated):
+            self._prepare(self._broker.catalog.by_id[entry.topic_id])
+        elif grown is not None:
+            self._prepare_from(grown, known)
+
+    def _prepare_from(self, topic: Topic, first: int) -> None:
+        added = Topic(topic.name, topic.topic_id, topic.configs, topic.settings)
+        added.partitions = topic.partitions[first:]
+        self._prepare(added)
+
+    def _append(self, entry: Append, group: Group, placements: list[tuple[Partition, Placement]]) -> None:
+        partition = self._broker.catalog.partition_by_id(entry.topic_id, entry.index)
+        if partition is None:
+            return
+        aborted = None
+        if group.end > self._stamps.get((entry.topic_id, entry.index), 0):
+            effect = self._broker.apply(entry)
+            assert isinstance(effect, Appended)
+            aborted = effect.aborted
+            if effect.ended_first_offset >= 0:
+                partition.log.reveal_end(effect.ended_first_offset)
+        view = self._store.partition(entry.topic_id, entry.index)
+        if entry.header.base_offset >= view.end_offset:
+            self.dirty.setdefault(partition, group.position)
+            placement = view.append(
+                entry.batch, entry.header, settings=partition.topic.settings.log, aborted=aborted
+            )
+            placements.append((partition, placement))
+
+    def finish(self) -> None:
+        """All of it is durable: show it, and leave nothing behind in the segments that is not part of it."""
+        self._broker.producer_ids.skip_given()
+        for topic in self._broker.catalog:
+            for partition in topic.partitions:
+                log = partition.log
+                log.reveal(log.end_offset)
+                log.reveal_start(log.log_start_offset)
+                view = self._store.partition(topic.topic_id, partition.index)
+                view.delete_below(log.log_start_offset).run()
+                view.trim(log.log_start_offset)
+        self._store.drop_strays({topic.topic_id for topic in self._broker.catalog}).run()

@@ -1,0 +1,113 @@
+"""Upkeep: retention, compaction, idle connections. What nobody asks for and everybody expects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from semel.broker.decision import Decision
+from semel.broker.journal_messages import LogStartMoved
+from semel.broker.topics import Partition
+from semel.errors import StorageError
+from semel.log.settings import UNLIMITED
+
+if TYPE_CHECKING:
+    from semel.server.node import Node
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+PARTITIONS_PER_TURN: Final = 200
+"""How many partitions are looked at before other work gets its turn."""
+
+
+class Upkeep:
+    """Runs what is due, until it is cancelled."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        settings = node.settings
+        self._retention_every_ms = settings.integer("log.retention.check.interval.ms")
+        self._compaction_every_ms = settings.integer("log.cleaner.backoff.ms")
+        self._idle_limit_ms = settings.integer("connections.max.idle.ms")
+
+    async def run(self) -> None:
+        now_ms = self._node.clock.monotonic_ms
+        retention_at = now_ms() + self._retention_every_ms
+        compaction_at = now_ms() + self._compaction_every_ms
+        idle_at = now_ms() + self._idle_limit_ms // 4
+        while True:
+            await asyncio.sleep(TICK_S)
+            if now_ms() >= retention_at:
+                await self.retain()
+                retention_at = now_ms() + self._retention_every_ms
+            if now_ms() >= compaction_at:
+                await self.compact()
+                compaction_at = now_ms() + self._compaction_every_ms
+            if now_ms() >= idle_at:
+                self.close_idle()
+                idle_at = now_ms() + self._idle_limit_ms // 4
+
+    async def retain(self) -> None:
+        """Move the start of every log past what is too old or too much."""
+        partitions = [partition for topic in self._node.life.broker.catalog for partition in topic.partitions]
+        for count, partition in enumerate(partitions, start=1):
+            self._retain(partition)
+            if count % PARTITIONS_PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    def _retain(self, partition: Partition) -> None:
+        life = self._node.life
+        settings = partition.topic.settings.log
+        if life.is_over or not settings.deletes:
+            return
+        if settings.retention_ms == UNLIMITED and settings.retention_bytes == UNLIMITED:
+            return
+        view = life.store.partition(partition.topic.topic_id, partition.index)
+        offset = view.retention_point(
+            self._node.clock.wall_ms(),
+            retention_ms=settings.retention_ms,
+            retention_bytes=settings.retention_bytes,
+            limit_offset=partition.log.high_watermark,
+        )
+        if offset is None or offset <= partition.log.log_start_offset:
+            return
+        moved = LogStartMoved(
+            topic_id=partition.topic.topic_id, index=partition.index, log_start_offset=offset
+        )
+        try:
+            life.submit(None, Decision(None, [moved]))
+        except StorageError:
+            return  # The disk has failed; the next life has retention, too.
+        log.info("%s-%d now begins at %d: retention", partition.topic.name, partition.index, offset)
+
+    async def compact(self) -> None:
+        """Compact the partitions that need it, one at a time."""
+        for topic in tuple(self._node.life.broker.catalog):
+            if topic.settings.log.compacts:
+                for partition in topic.partitions:
+                    await self._compact(partition)
+
+    async def _compact(self, partition: Partition) -> None:
+        life = self._node.life
+        if life.is_over:
+            return
+        view = life.store.partition(partition.topic.topic_id, partition.index)
+        job = view.begin_compaction(
+            self._node.clock.wall_ms(), partition.topic.settings.log, partition.log.last_stable_offset
+        )
+        if job is None:
+            return
+        try:
+            await self._node.in_worker(job.run)
+        except StorageError as error:
+            log.warning("%s-%d was not compacted: %s", partition.topic.name, partition.index, error)
+            return
+        view.finish_compaction(job)
+
+    def close_idle(self) -> None:
+        now_ms = self._node.clock.monotonic_ms()
+        for connection in tuple(self._node.connections):
+            if now_ms - connection.last_active_ms > self._idle_limit_ms:
+                connection.close(f"nothing heard for {self._idle_limit_ms} ms (connections.max.idle.ms)")
