@@ -27,8 +27,8 @@ FREE_PORT: Final = "127.0.0.1:0"
 class Broker:
     """A broker on a free port, in a thread of its own (`with`) or on the running event loop (`async with`).
 
-    `path` is the directory of its data; without one it keeps everything in memory. `settings` are the broker's, by
-    Kafka's names.
+    `path` is the directory of its data; without one it keeps everything in memory. `settings` are the
+    broker's, by Kafka's names.
     """
 
     def __init__(

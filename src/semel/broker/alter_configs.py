@@ -83,7 +83,7 @@ def _topic(broker: Broker, resource_type: int, name: str) -> Topic:
     if resource_type != ResourceType.TOPIC:
         raise Refused(
             ErrorCode.INVALID_REQUEST,
-            "only topics can be altered while the broker runs; set its own settings in its file and restart it",
+            "only topics can be altered while the broker runs; change its own settings in its file",
         )
     topic = broker.catalog.by_name.get(name)
     if topic is None:

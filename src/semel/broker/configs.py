@@ -1,7 +1,8 @@
-"""The settings of a topic: their names (Kafka's), types, defaults and limits, and the typed form the broker works with.
+"""The settings of a topic: their names (Kafka's), types, defaults and limits, and the typed form the broker
+works with.
 
-A topic stores only what its owner set. What is not set comes from the broker's own settings, under the name that
-Kafka gives the default (`log.retention.ms` for `retention.ms`), and last from the default here.
+A topic stores only what its owner set. What is not set comes from the broker's own settings, under the name
+that Kafka gives the default (`log.retention.ms` for `retention.ms`), and last from the default here.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ class TopicSettings:
 
     @classmethod
     def of(cls, configs: Mapping[str, str], defaults: Mapping[str, str]) -> TopicSettings:
-        """The settings of a topic with these configs on a broker with these defaults, both by topic config name."""
+        """The settings of a topic with these configs, on a broker with these defaults for topics."""
 
         def value(name: str) -> str:
             found = configs.get(name)

@@ -1,8 +1,8 @@
 """The broker's whole state, and the only way it changes: `apply`.
 
 Handlers look at this state and decide (`Decision`); `apply` makes an entry true. A restart applies the same
-entries again, so the state is a pure function of the journal. What an entry means outside the core, such as bytes
-to store or files to delete, comes back as an `Effect`, which the server carries out.
+entries again, so the state is a pure function of the journal. What an entry means outside the core, such as
+bytes to store or files to delete, comes back as an `Effect`, which the server carries out.
 """
 
 from __future__ import annotations

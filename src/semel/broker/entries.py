@@ -1,8 +1,9 @@
 """The entries of the journal: every way in which the broker's state can change.
 
-An entry is a kind and a body. The bodies are messages in the notation of the wire (`schema/entries.wire`), but
-for the one on the hot path: an append is a fixed prefix and the batch, byte for byte as readers will get it.
-Each entry belongs to exactly one *part* of the state (the catalog, or a partition); snapshots rely on it.
+An entry is a kind and a body. The bodies are messages in the notation of the wire (`schema/entries.wire`),
+but for the one on the hot path: an append is a fixed prefix and the batch, byte for byte as readers will
+get it. Each entry belongs to exactly one *part* of the state (the catalog, or a partition); snapshots rely
+on it.
 """
 
 from __future__ import annotations

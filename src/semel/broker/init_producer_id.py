@@ -1,6 +1,7 @@
 """InitProducerId (22): an id for an idempotent producer.
 
-A producer without a transactional id gets a fresh id at epoch 0, or, if it names its own (KIP-360), the next epoch of it.
+A producer without a transactional id gets a fresh id at epoch 0, or, if it names its own (KIP-360), the
+next epoch of it.
 """
 
 from __future__ import annotations

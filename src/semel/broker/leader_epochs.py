@@ -19,7 +19,7 @@ ANY_EPOCH = -1
 
 def refuses_epoch(broker: Broker, current_leader_epoch: int) -> ErrorCode | None:
     """Whether the client knows another leader epoch than ours, and who of us is behind."""
-    if current_leader_epoch == ANY_EPOCH or current_leader_epoch == broker.leader_epoch:
+    if current_leader_epoch in (ANY_EPOCH, broker.leader_epoch):
         return None
     if current_leader_epoch < broker.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH

@@ -138,7 +138,7 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, caller: Ca
 def describe_topic_partitions(
     broker: Broker, request: DescribeTopicPartitionsRequest, caller: Caller, now: Now
 ) -> Decision:
-    """Topics in order of name, at most `response_partition_limit` partitions; the cursor says where to go on."""
+    """Topics by name, at most `response_partition_limit` partitions; the cursor says where to go on."""
     names = sorted({topic.name for topic in request.topics} or set(broker.catalog.by_name))
     cursor = request.cursor
     first_partition = 0

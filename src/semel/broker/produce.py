@@ -164,4 +164,5 @@ def _why(error: ErrorCode, partition: Partition, header: BatchHeader) -> str:
     where = f"{partition.topic.name}-{partition.index}"
     if error == ErrorCode.INVALID_PRODUCER_EPOCH:
         return f"{batch} is fenced on {where}: the epoch is {producer.epoch} now"
-    return f"{batch} is out of line on {where}: the last was epoch {producer.epoch} sequence {producer.last_sequence}"
+    last = f"epoch {producer.epoch} sequence {producer.last_sequence}"
+    return f"{batch} is out of line on {where}: the last was {last}"

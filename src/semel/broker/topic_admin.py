@@ -99,7 +99,7 @@ def _creation(broker: Broker, wanted: CreatableTopic, room: int) -> TopicCreated
     if partitions > room:
         raise Refused(
             ErrorCode.INVALID_PARTITIONS,
-            f"{partitions} more partitions would exceed this broker's limit of {broker.limits.max_partitions}",
+            f"{partitions} more partitions would exceed the broker's limit of {broker.limits.max_partitions}",
         )
     configs = {config.name: config.value for config in wanted.configs if config.value is not None}
     try:
@@ -120,7 +120,7 @@ def _partition_count(broker: Broker, wanted: CreatableTopic) -> int:
     if wanted.replication_factor not in (-1, REPLICATION_FACTOR):
         raise Refused(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication factor {wanted.replication_factor} needs as many brokers, and there is 1; use 1 or -1",
+            f"there is 1 broker, so replication factor {wanted.replication_factor} cannot be; use 1 or -1",
         )
     if wanted.num_partitions == -1:
         return broker.limits.default_partitions

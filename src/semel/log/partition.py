@@ -1,14 +1,14 @@
 """One partition: where it begins and ends, who writes to it, and what readers may see.
 
-The log has two ends. `end_offset` is where the next batch goes; it moves when a batch is applied. What readers
-see moves later, when the batch is durable (`reveal`): the *high watermark* is the durable end, and a transaction
-counts as open for readers until its marker is durable, even if its data already is.
+The log has two ends. `end_offset` is where the next batch goes; it moves when a batch is applied. What
+readers see moves later, when the batch is durable (`reveal`): the *high watermark* is the durable end, and
+a transaction counts as open for readers until its marker is durable, even if its data already is.
 
     0 ... shown_start_offset ... last_stable_offset ... high_watermark ... end_offset
           durable start          first open transaction  durable            applied
 
-An open transaction is known by its first offset here. First offsets only grow, so the dictionaries below are
-ordered by construction and their first key is the oldest.
+An open transaction is known by its first offset here. First offsets only grow, so the dictionaries below
+are ordered by construction and their first key is the oldest.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class PartitionLog:
     def append_marker(
         self, header: BatchHeader, coordinator_epoch: int, commit: bool
     ) -> AbortedTransaction | None:
-        """Apply the control batch that ends a producer's transaction; tells what an abort makes unreadable."""
+        """Apply the marker that ends a producer's transaction; tells what an abort makes unreadable."""
         self._advance(header)
         producer = self.producers.get(header.producer_id)
         if producer is None:

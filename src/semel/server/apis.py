@@ -1,7 +1,7 @@
 """The API table: for each key, how its request is decoded and who handles it.
 
-Most handlers are decisions of the core: they look at the state, and what they decide is journaled before the answer
-leaves. Those that read files or answer from the shell are methods of the node.
+Most handlers are decisions of the core: they look at the state, and what they decide is journaled before
+the answer leaves. Those that read files or answer from the shell are methods of the node.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Checkpoints: snapshots of the state, often, and flushes of the segments, seldom; then old journal goes.
 
-Both are taken beside the traffic. A snapshot is written part by part, with a pause for requests after every few
-milliseconds; a flush goes partition by partition. A journal file is deleted when no part needs it: below the position at
-which the snapshot began, and below the first batch of any partition that is not flushed.
+Both are taken beside the traffic. A snapshot is written part by part, with a pause for requests after every
+few milliseconds; a flush goes partition by partition. A journal file is deleted when no part needs it:
+below the position at which the snapshot began, and below the first batch of any partition that is not
+flushed.
 """
 
 from __future__ import annotations

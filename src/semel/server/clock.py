@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time for timestamps, monotonic time for waiting: a jump of the former must not disturb the latter."""
+    """Wall time for timestamps, monotonic time for waiting: the former may jump, the latter does not."""
 
     def wall_ms(self) -> int: ...
 

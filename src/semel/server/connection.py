@@ -1,11 +1,13 @@
 """One client connection: frames in, answers out, in the order of the requests.
 
-Reading. Small requests arrive in a scratch buffer that all connections share, and each is copied into a buffer of
-its own, since the journal may hold it long after. A request that is not complete is read straight into its own
-buffer. A large one is given room as its bytes arrive, not on the strength of its announced size.
+Reading. Small requests arrive in a scratch buffer that all connections share, and each is copied into a
+buffer of its own, since the journal may hold it long after. A request that is not complete is read straight
+into its own buffer. A large one is given room as its bytes arrive, not on the strength of its announced
+size.
 
-Answering. Each request takes a slot in line. An answer leaves when it and all before it are there. A client that
-pipelines more than `MAX_PIPELINED` requests, or does not read its answers, is not read from until it catches up.
+Answering. Each request takes a slot in line. An answer leaves when it and all before it are there. A client
+that pipelines more than `MAX_PIPELINED` requests, or does not read its answers, is not read from until it
+catches up.
 """
 
 from __future__ import annotations

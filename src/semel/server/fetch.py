@@ -1,8 +1,10 @@
-"""Fetch (1): read batches up to the high watermark or the last stable offset, and wait while there are none.
+"""Fetch (1): read batches up to the high watermark or the last stable offset, and wait while there are
+none.
 
-A fetch starts when it is the first in its connection's line, so that a client holds at most one answer full of
-records in memory. If fewer than `min_bytes` are there it parks: it watches its partitions, and is answered when one
-of them has news or when `max_wait_ms` is over. What it reads is durable by construction, so it never waits for the disk.
+A fetch starts when it is the first in its connection's line, so that a client holds at most one answer full
+of records in memory. If fewer than `min_bytes` are there it parks: it watches its partitions, and is
+answered when one of them has news or when `max_wait_ms` is over. What it reads is durable by construction,
+so it never waits for the disk.
 """
 
 from __future__ import annotations
@@ -275,7 +277,7 @@ class Reading:
         wanted: FetchPartition,
         answer: PartitionData,
     ) -> None:
-        # The first batch of a fetch is sent whole, whatever its size: otherwise a consumer could never pass it.
+        # The first batch of a fetch is sent whole, whatever its size: or a consumer could never pass it.
         is_first = self.size == 0
         max_bytes = min(wanted.partition_max_bytes, self._room)
         if max_bytes <= 0 and not is_first:
@@ -295,7 +297,7 @@ class Reading:
 
 
 def _diverges(log: PartitionLog, wanted: FetchPartition) -> EpochEndOffset | None:
-    """Where the client's log and ours part, if they do: it remembers records that we do not have (KIP-595)."""
+    """Where the client's log and ours part, if they do: it has read what we do not have (KIP-595)."""
     if wanted.last_fetched_epoch < 0:
         return None
     end = log.end_of_epoch(wanted.last_fetched_epoch)

@@ -1,8 +1,8 @@
 """Fetch sessions (KIP-227): what a consumer asks for again and again, remembered between its fetches.
 
-A session holds the partitions that a consumer reads, and what it was last told about each. A later fetch names
-only what has changed, and is answered only with what is new. The consumer counts its fetches (the epoch), so
-that a lost answer is noticed by either side and the session is begun anew.
+A session holds the partitions that a consumer reads, and what it was last told about each. A later fetch
+names only what has changed, and is answered only with what is new. The consumer counts its fetches (the
+epoch), so that a lost answer is noticed by either side and the session is begun anew.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FetchSession:
                 self.partitions.pop(((topic.topic, topic.topic_id), index), None)
 
     def served(self, asked: Asked) -> None:
-        """A partition that had data goes to the end of the line, so that none is starved by the size limit."""
+        """A partition that had data goes to the end of the line: the size limit must not starve others."""
         self.partitions.move_to_end((asked.topic, asked.wanted.partition))
 
     def advance(self, now_ms: int) -> None:

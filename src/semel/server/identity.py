@@ -33,7 +33,8 @@ def load_identity(disk: Disk, path: Path, node_id: int) -> Identity:
         raise CorruptionError(f"{path} does not say which cluster this is; restore it from a backup")
     if values["node.id"] != str(node_id):
         raise ConfigError(
-            f"{path.parent} belongs to node {values['node.id']}, and node.id is {node_id}; set node.id, or take another directory"
+            f"{path.parent} belongs to node {values['node.id']}, and node.id is {node_id}; "
+            "set node.id, or take another directory"
         )
     return Identity(values["cluster.id"], node_id)
 

@@ -1,7 +1,8 @@
 """What all connections share while they read: one scratch buffer, and one budget for requests in flight.
 
-A request is charged from when room is made for it until its answer has been handed to the socket. When the budget
-is spent, connections that want to read a further large request wait; nobody is cut off and nothing is lost.
+A request is charged from when room is made for it until its answer has been handed to the socket. When the
+budget is spent, connections that want to read a further large request wait; nobody is cut off and nothing
+is lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One life of the broker's state: from a recovery until the disk fails or the process ends.
 
-A request is decided on the applied state; its entries are applied and queued in the journal at once, so that the
-next request is decided on them. Its answer, and everything that readers may see of it, waits until the journal
-has released its position. An answer that changes nothing waits for all that it was decided on: a refusal must
-not rest on something that a crash could still undo.
+A request is decided on the applied state; its entries are applied and queued in the journal at once, so
+that the next request is decided on them. Its answer, and everything that readers may see of it, waits until
+the journal has released its position. An answer that changes nothing waits for all that it was decided on:
+a refusal must not rest on something that a crash could still undo.
 """
 
 from __future__ import annotations

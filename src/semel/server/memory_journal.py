@@ -1,4 +1,4 @@
-"""The journal of a broker that keeps everything in memory: there is none, and everything is released at once."""
+"""The journal of a broker in memory: there is none, and everything is released at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The node: requests come in, lives come and go.
 
-A node has one life at a time (`semel.server.life`). When the disk fails the life is over: what was durable is
-answered, what waited is refused with an error that clients retry, readers go on with what they could see, and a new
-life is built from the disk, again and again until it works. Nothing is ever retried in place.
+A node has one life at a time (`semel.server.life`). When the disk fails the life is over: what was durable
+is answered, what waited is refused with an error that clients retry, readers go on with what they could
+see, and a new life is built from the disk, again and again until it works. Nothing is ever retried in
+place.
 """
 
 from __future__ import annotations

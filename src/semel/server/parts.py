@@ -1,6 +1,7 @@
 """The parts of a snapshot: the catalog, and each partition, as they are written and loaded again.
 
-A part begins with its kind. The messages are in `semel/broker/schema`; kinds are for ever, as those of entries are.
+A part begins with its kind. The messages are in `semel/broker/schema`; kinds are for ever, as those of
+entries are.
 """
 
 from __future__ import annotations

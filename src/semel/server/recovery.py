@@ -1,8 +1,9 @@
-"""Recovery: the state and the segments from the snapshot and the journal, at a start and after a failed write.
+"""Recovery: the state and the segments from the snapshot and the journal, at a start and after a failed
+write.
 
-The order is that of `docs/design/journal.md`. Every entry is applied unless the stamp of its part covers it. The
-batch of every append at or beyond the flushed end of its partition is written to its segment again. All that was
-replayed is durable, so all of it is visible at the end.
+The order is that of `docs/design/journal.md`. Every entry is applied unless the stamp of its part covers
+it. The batch of every append at or beyond the flushed end of its partition is written to its segment again.
+All that was replayed is durable, so all of it is visible at the end.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from semel.broker.journal_messages import (
 )
 from semel.broker.topics import Partition, Topic
 from semel.disk import Disk
-from semel.journal.chain import Chain, Group
-from semel.journal.generation import Generation
+from semel.journal.chain import Group
 from semel.journal.snapshot import Snapshot
 from semel.server.parts import decode_part, flushed_in, load_catalog, load_partition
 from semel.storage.partition import Flushed, Placement
@@ -88,7 +88,7 @@ class Replay:
             self._prepare(topic)
 
     def _prepare(self, topic: Topic) -> None:
-        """Load what the snapshot knows of a topic's partitions, and say what of their segments can be trusted."""
+        """Load what the snapshot knows of a topic's partitions; tell their segments what can be trusted."""
         for partition in topic.partitions:
             view = self._store.partition(topic.topic_id, partition.index)
             part = self._early.pop((topic.topic_id, partition.index), None)

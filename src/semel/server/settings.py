@@ -23,64 +23,118 @@ _B, _S, _I, _L = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigTy
 
 _OWN: Final = (
     ConfigDefinition("log.dirs", _S, "semel-data", "", "the directory of journal, snapshots and segments"),
-    ConfigDefinition("listeners", _S, "127.0.0.1:9092", "", "host:port to listen on; port 0 takes a free one"),
+    ConfigDefinition(
+        "listeners", _S, "127.0.0.1:9092", "", "host:port to listen on; port 0 takes a free one"
+    ),
     ConfigDefinition(
         "advertised.listeners", _S, "", "", "host:port that clients are told; empty for the one listened on"
     ),
     ConfigDefinition("node.id", _I, "1", "", "the broker's id in metadata", minimum=0),
     ConfigDefinition(
-        "durability", _S, "fsync", "",
+        "durability",
+        _S,
+        "fsync",
+        "",
         "fsync: acknowledged means on disk; os: in the page cache, as Kafka does by default",
         choices=("fsync", "os"),
     ),
     ConfigDefinition("num.partitions", _I, "1", "", "partitions of a topic that does not say", minimum=1),
     ConfigDefinition("auto.create.topics.enable", _B, "true", "", "create a topic when a client asks for it"),
-    ConfigDefinition("max.partitions", _I, "20000", "", "partitions that this broker holds at most", minimum=1),
+    ConfigDefinition(
+        "max.partitions", _I, "20000", "", "partitions that this broker holds at most", minimum=1
+    ),
     ConfigDefinition(
         "socket.request.max.bytes", _I, str(100 * MIB), "", "the largest request that is read", minimum=1024
     ),
     ConfigDefinition(
-        "queued.max.request.bytes", _L, str(512 * MIB), "",
-        "bytes of all requests being read or answered; beyond it connections wait", minimum=MIB,
+        "queued.max.request.bytes",
+        _L,
+        str(512 * MIB),
+        "",
+        "bytes of all requests being read or answered; beyond it connections wait",
+        minimum=MIB,
     ),
     ConfigDefinition(
-        "max.connections", _I, "20000", "", "connections at a time; further ones are closed at once", minimum=1
+        "max.connections",
+        _I,
+        "20000",
+        "",
+        "connections at a time; further ones are closed at once",
+        minimum=1,
     ),
     ConfigDefinition(
-        "connections.max.idle.ms", _L, "600000", "", "close a connection that has been silent for so long", minimum=1000
+        "connections.max.idle.ms",
+        _L,
+        "600000",
+        "",
+        "close a connection that has been silent for so long",
+        minimum=1000,
     ),
     ConfigDefinition(
-        "fetch.max.bytes", _I, str(55 * MIB), "", "record bytes in one answer to a fetch at most", minimum=1024
+        "fetch.max.bytes",
+        _I,
+        str(55 * MIB),
+        "",
+        "record bytes in one answer to a fetch at most",
+        minimum=1024,
     ),
     ConfigDefinition(
-        "max.incremental.fetch.session.cache.slots", _I, "1000", "", "fetch sessions remembered at a time", minimum=0
+        "max.incremental.fetch.session.cache.slots",
+        _I,
+        "1000",
+        "",
+        "fetch sessions remembered at a time",
+        minimum=0,
     ),
     ConfigDefinition(
         "journal.file.bytes", _I, str(64 * MIB), "", "the size of a journal file, preallocated", minimum=MIB
     ),
     ConfigDefinition(
-        "snapshot.interval.bytes", _L, str(32 * MIB), "", "journal written between two snapshots of the state", minimum=1
+        "snapshot.interval.bytes",
+        _L,
+        str(32 * MIB),
+        "",
+        "journal written between two snapshots of the state",
+        minimum=1,
     ),
     ConfigDefinition(
-        "flush.interval.bytes", _L, str(256 * MIB), "",
-        "journal written between two flushes of the segments", minimum=1,
+        "flush.interval.bytes",
+        _L,
+        str(256 * MIB),
+        "",
+        "journal written between two flushes of the segments",
+        minimum=1,
     ),
     ConfigDefinition(
-        "storage.min.free.bytes", _L, str(64 * MIB), "",
-        "refuse to append when less of the disk than this is free, so that deleting still works", minimum=0,
+        "storage.min.free.bytes",
+        _L,
+        str(64 * MIB),
+        "",
+        "refuse to append when less of the disk than this is free, so that deleting still works",
+        minimum=0,
     ),
     ConfigDefinition(
-        "log.retention.check.interval.ms", _L, "300000", "", "how often old segments are looked for", minimum=1
+        "log.retention.check.interval.ms",
+        _L,
+        "300000",
+        "",
+        "how often old segments are looked for",
+        minimum=1,
     ),
     ConfigDefinition(
         "log.cleaner.backoff.ms", _L, "15000", "", "how often partitions to compact are looked for", minimum=1
     ),
     ConfigDefinition(
-        "producer.id.expiration.ms", _I, "86400000", "", "forget a producer that has been silent for so long", minimum=1
+        "producer.id.expiration.ms",
+        _I,
+        "86400000",
+        "",
+        "forget a producer that has been silent for so long",
+        minimum=1,
     ),
-)  # fmt: skip
+)
 
-# A topic's settings under the names of their defaults. `compression.type` and `min.insync.replicas` are their own.
+# A topic's settings under the names of their defaults.
 _TOPIC_DEFAULTS: Final = tuple(
     ConfigDefinition(
         item.server_name,
