@@ -8,11 +8,12 @@ has to give it back.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Final, Protocol
 
-from semel.disk import Disk, File
+from semel.disk import Buffer, Disk, File, write_fully
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -42,13 +43,35 @@ def swap_name(base_offset: int, end_offset: int) -> str:
 class SegmentFile:
     """An open file that is closed with its last reference."""
 
-    __slots__ = ("file",)
+    __slots__ = ("_file",)
 
     def __init__(self, file: File) -> None:
-        self.file = file
+        self._file = file
 
     def __del__(self) -> None:
-        self.file.close()
+        self._file.close()
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def pread(self, size: int, offset: int) -> bytes:
+        return self._file.pread(size, offset)
+
+    def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        write_fully(self._file, buffers, offset)
+
+    def fdatasync(self) -> None:
+        self._file.fdatasync()
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def fileno(self) -> int | None:
+        return self._file.fileno()
 
 
 class HasFile(Protocol):

@@ -24,8 +24,9 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 
 from fastcrc import crc32
 
@@ -40,9 +41,13 @@ ABORTED_FIELDS: Final = 4
 OPEN_FIELDS: Final = 2
 CLEANED_FLAG: Final = 1
 
+OBJECT_BYTES: Final = 1024
+"""About what an index takes in memory besides its numbers."""
 RECENT_BATCHES: Final = 256
 """How many of the newest batches of a segment are kept one by one; half of that at least."""
 NO_TIMESTAMP: Final = -1
+UNKNOWN: Final = -2
+"""As a timestamp or an offset of a segment: the index must be loaded to know it."""
 NO_OFFSET: Final = 2**63 - 1
 """Larger than any offset: what the first offset is where there is none."""
 
@@ -60,6 +65,7 @@ class SegmentIndex:
         "log_size",
         "max_timestamp",
         "offsets",
+        "open_at_end",
         "positions",
         "recent_offsets",
         "recent_positions",
@@ -84,6 +90,8 @@ class SegmentIndex:
         self.recent_positions = array("q")
         self.aborted = array("q")
         """Four numbers for each transaction aborted here, in the order of their markers."""
+        self.open_at_end: dict[int, int] | None = None
+        """First offsets by producer id of the transactions open at the end, once the segment is closed."""
         self.saved_entries = 0
         self.saved_aborted = 0
         self.saved_size = 0
@@ -93,7 +101,12 @@ class SegmentIndex:
 
     @property
     def memory_bytes(self) -> int:
-        return INT64_BYTES * (ENTRY_FIELDS * len(self.offsets) + len(self.aborted))
+        return OBJECT_BYTES + INT64_BYTES * (ENTRY_FIELDS * len(self.offsets) + len(self.aborted))
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all of it is in the index file."""
+        return self.saved_size == self.log_size
 
     # Adding.
 
@@ -120,6 +133,11 @@ class SegmentIndex:
         if len(recent) > RECENT_BATCHES:
             del recent[: RECENT_BATCHES // 2]
             del self.recent_positions[: RECENT_BATCHES // 2]
+
+    def close(self, open_transactions: dict[int, int]) -> None:
+        """No batch follows; these transactions go on in the next segment."""
+        self.open_at_end = dict(open_transactions)
+        self.forget_recent()
 
     def forget_recent(self) -> None:
         """The segment is idle or closed: the sparse entries are enough."""
@@ -151,6 +169,11 @@ class SegmentIndex:
         """The position from which a scan finds the first batch with a timestamp of at least `timestamp`."""
         i = bisect_left(self.timestamps, timestamp) - 1
         return self.positions[i] if i >= 0 else 0
+
+    def offset_after(self, position: int) -> int:
+        """An offset that no batch before `position` reaches, at most an entry away from it."""
+        i = bisect_left(self.positions, position)
+        return self.offsets[i] if i < len(self.offsets) else self.end_offset
 
     def first_aborted(self) -> int:
         """The smallest first offset of the transactions aborted here."""
@@ -264,3 +287,40 @@ def _to_bytes(numbers: array[int]) -> bytes:
         numbers = numbers[:]
         numbers.byteswap()
     return numbers.tobytes()
+
+
+class HasIndex(Protocol):
+    """A segment, as far as `ResidentIndexes` is concerned."""
+
+    index: SegmentIndex | None
+
+
+class ResidentIndexes:
+    """The indexes of closed segments that are in memory; they can be read again from their files."""
+
+    __slots__ = ("_bytes", "_limit_bytes", "_used")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self._used: OrderedDict[HasIndex, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def use(self, segment: HasIndex, index: SegmentIndex) -> None:
+        """The index of a closed segment was loaded or looked at; others may have to go for it."""
+        if segment in self._used:
+            self._used.move_to_end(segment)
+            return
+        size = index.memory_bytes
+        self._used[segment] = size
+        self._bytes += size
+        while self._bytes > self._limit_bytes and len(self._used) > 1:
+            oldest, size = self._used.popitem(last=False)
+            self._bytes -= size
+            oldest.index = None
+
+    def forget(self, segment: HasIndex) -> None:
+        """The segment is no longer part of the log."""
+        self._bytes -= self._used.pop(segment, 0)

@@ -36,6 +36,9 @@ class MemoryFile:
                 written += len(buffer)
         return written - offset
 
+    def pwritev_sync(self, buffers: Sequence[Buffer], offset: int) -> int:
+        return self.pwritev(buffers, offset)
+
     def pread(self, size: int, offset: int) -> bytes:
         with self._lock, memoryview(self._content) as view:
             return bytes(view[offset : offset + size])
@@ -100,12 +103,12 @@ class MemoryDisk:
         return sorted(self._names(directory))
 
     def mkdir(self, directory: Path) -> None:
-        while directory not in self._directories:
-            self._directories[directory] = set()
-            if directory.parent == directory:
-                return
-            name, directory = directory.name, directory.parent
-            self._directories.setdefault(directory, set()).add(name)
+        if directory in self._directories:
+            return
+        self._directories[directory] = set()
+        if directory.parent != directory:
+            self.mkdir(directory.parent)
+            self._directories[directory.parent].add(directory.name)
 
     def rename(self, old: Path, new: Path) -> None:
         if old not in self._files:

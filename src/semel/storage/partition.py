@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,9 +27,11 @@ from typing import TYPE_CHECKING, Final
 from semel.errors import CorruptionError, StorageError
 from semel.log.partition import AbortedTransaction
 from semel.storage.files import LOG_SUFFIX, OFFSET_DIGITS, SegmentFile
-from semel.storage.index import SegmentIndex
+from semel.storage.index import UNKNOWN, SegmentIndex
+from semel.storage.jobs import DeleteJob, FlushedSegment, FlushJob
 from semel.storage.segment import Region, Segment, read_fully, scan
 from semel.storage.settings import LogSettings
+from semel.storage.times import TimestampedOffset, first_at_or_after, newest
 from semel.wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Buffer
 from semel.wire.records import read_end_marker
 
@@ -75,11 +78,15 @@ class Placement:
 class Recovery:
     """What a partition must remember between `restore` and `trim`."""
 
-    __slots__ = ("flushed", "is_lost", "rolls", "rolls_end")
+    __slots__ = ("flushed", "is_lost", "names", "rolls", "rolls_end")
 
-    def __init__(self, flushed: Flushed | None, is_lost: bool, rolls: frozenset[int], rolls_end: int) -> None:
+    def __init__(
+        self, flushed: Flushed | None, names: list[str], rolls: frozenset[int], rolls_end: int
+    ) -> None:
         self.flushed = flushed
-        self.is_lost = is_lost
+        self.names = names
+        """What the directory held."""
+        self.is_lost = False
         """Whether the file that was being appended to at the flush is missing or too short."""
         self.rolls = rolls
         """Where the store before this one began its segments, which its readers still use ..."""
@@ -92,6 +99,7 @@ class PartitionStore:
 
     __slots__ = (
         "_first_timestamp",
+        "_flush",
         "_open_transactions",
         "_pending",
         "_planned_size",
@@ -120,6 +128,7 @@ class PartitionStore:
         self._planned_size = 0
         self._first_timestamp = 0
         """Size and first timestamp of the last segment, pending batches included."""
+        self._flush: FlushJob | None = None
         self._open_transactions: dict[int, int] | None = {}
         """The first offsets of the transactions open at `revealed_offset`, by producer; None: not loaded."""
         self._recovery: Recovery | None = None
@@ -192,7 +201,9 @@ class PartitionStore:
                 break
             self._admit(placement, header)
             admitted += 1
-        del self._pending[:admitted]
+        if admitted:
+            del self._pending[:admitted]
+            self.store.unflushed[self] = None
         self.revealed_offset = max(self.revealed_offset, end_offset)
 
     def _admit(self, placement: Placement, header: BatchHeader) -> None:
@@ -231,8 +242,8 @@ class PartitionStore:
         """The segment before `segment` is complete, now that a batch of `segment` is revealed."""
         for earlier in reversed(self.segments):
             if earlier.base_offset < segment.base_offset:
-                if earlier.index is not None:
-                    earlier.index.forget_recent()
+                if earlier.index is not None and self._open_transactions is not None:
+                    earlier.index.close(self._open_transactions)
                 return
 
     # Reading.
@@ -245,50 +256,61 @@ class PartitionStore:
         They are cut at `max_bytes`, perhaps within a batch; with `at_least_one` the first batch is whole.
         """
         end_offset = min(end_offset, self.revealed_offset)
-        for i in range(self._segment_holding(offset), len(self.segments)):
+        for i in range(self.segment_holding(offset), len(self.segments)):
             segment = self.segments[i]
             if segment.base_offset >= end_offset:
                 return None
-            position, batch_bytes = self._locate(i, offset)
-            end = segment.size if end_offset >= segment.end_offset else self._locate(i, end_offset)[0]
+            position, batch_bytes = self.locate(i, offset)
+            end = segment.size if end_offset >= segment.end_offset else self.locate(i, end_offset)[0]
             size = end - position
             if size <= 0:
                 continue  # Compaction took all that was left here.
             if size > max_bytes:
                 size = max(max_bytes, batch_bytes) if at_least_one else max_bytes
-            return Region(self.store.files.get(segment), position, size) if size > 0 else None
+            if size <= 0:
+                return None
+            end_offset = min(end_offset, self.index_of(i).offset_after(position + size))
+            return Region(self.store.files.get(segment), position, size, end_offset)
         return None
 
-    def _segment_holding(self, offset: int) -> int:
+    def segment_holding(self, offset: int) -> int:
         """The place in `segments` of the one that holds `offset`, or the first one if it lies before that."""
         last = len(self.segments) - 1
         if last < 0 or offset >= self.segments[last].base_offset:
             return max(last, 0)
         return max(bisect_right(self.segments, offset, key=_base_offset) - 1, 0)
 
-    def _locate(self, i: int, offset: int) -> tuple[int, int]:
+    def locate(self, i: int, offset: int) -> tuple[int, int]:
         """Position and size of the first batch in a segment that ends after `offset`; its end if none."""
         segment = self.segments[i]
         if offset >= segment.end_offset:
             return segment.size, 0
-        index = self._index(i)
+        index = self.index_of(i)
         place = index.recent_place(offset)
         if place is not None:
             return place
-        opened = self.store.files.get(segment)
-        for batch in scan(opened.file, index.floor(offset), segment.size):
+        file = self.store.files.get(segment)
+        for batch in scan(file, index.floor(offset), segment.size):
             if batch.end_offset > offset:
                 return batch.position, batch.size
         return segment.size, 0
 
+    def offset_for_time(self, timestamp: int, start_offset: int, end_offset: int) -> TimestampedOffset | None:
+        """The first record in the range that is not older than `timestamp`."""
+        return first_at_or_after(self, timestamp, start_offset, min(end_offset, self.revealed_offset))
+
+    def max_timestamp(self, start_offset: int, end_offset: int) -> TimestampedOffset | None:
+        """The first record in the range that has the largest timestamp there."""
+        return newest(self, start_offset, min(end_offset, self.revealed_offset))
+
     def aborted_in(self, start_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """The aborted transactions with records in the range, in the order in which they ended."""
         found: list[AbortedTransaction] = []
-        for i in range(self._segment_holding(start_offset), len(self.segments)):
+        for i in range(self.segment_holding(start_offset), len(self.segments)):
             segment = self.segments[i]
-            if segment.index is None:
+            if segment.aborted_from == UNKNOWN:
                 self._load(i)
-            if segment.aborted_from < end_offset and not self._index(i).collect_aborted(
+            if segment.aborted_from < end_offset and not self.index_of(i).collect_aborted(
                 start_offset, end_offset, found
             ):
                 break
@@ -296,9 +318,14 @@ class PartitionStore:
 
     # Indexes that are not in memory.
 
-    def _index(self, i: int) -> SegmentIndex:
-        index = self.segments[i].index
-        return self._load(i)[0] if index is None else index
+    def index_of(self, i: int) -> SegmentIndex:
+        segment = self.segments[i]
+        index = segment.index
+        if index is None:
+            index = self._load(i)[0]
+        if i + 1 < len(self.segments) and index.is_saved:
+            self.store.indexes.use(segment, index)
+        return index
 
     def _load(self, last: int) -> tuple[SegmentIndex, dict[int, int]]:
         """Load the index of a segment; also tells which transactions are open at its end.
@@ -318,6 +345,11 @@ class PartitionStore:
                 index = SegmentIndex(segment.base_offset)
             if index.log_size < segment.size:
                 self._scan_into(segment, index, opened)
+            elif index.end_offset != segment.end_offset:
+                raise CorruptionError(
+                    f"{self.directory} has no segment {index.end_offset}, which follows {segment.path.name}: "
+                    "something else deleted it; restore it, or delete the topic"
+                )
             segment.index = index
             segment.max_timestamp = index.max_timestamp
             segment.aborted_from = index.first_aborted()
@@ -329,12 +361,12 @@ class PartitionStore:
         path = segment.index_path
         if not self.store.disk.exists(path):
             return index, None
-        file = SegmentFile(self.store.disk.open(path)).file
+        file = SegmentFile(self.store.disk.open(path))
         return index, index.load_blocks(file.pread(file.size(), 0), segment.base_offset, segment.size)
 
     def _scan_into(self, segment: Segment, index: SegmentIndex, opened: dict[int, int]) -> None:
         """Complete an index, and the table of open transactions, from the segment itself."""
-        file = self.store.files.get(segment).file
+        file = self.store.files.get(segment)
         for batch in scan(file, index.log_size, segment.size):
             if batch.is_control:
                 marker = read_fully(file, batch.size, batch.position)
@@ -356,51 +388,142 @@ class PartitionStore:
         else:
             self._open_transactions = {}
 
+    # Flushing.
+
+    def begin_flush(self) -> FlushJob | None:
+        """The job that makes durable what is revealed now; None if that is done or under way."""
+        flushed = self.flushed
+        if self._flush is not None or (flushed is not None and flushed.end_offset == self.revealed_offset):
+            return None
+        if self._open_transactions is None:
+            self._load_end()
+        unflushed = [segment for segment in self.segments if segment.size and self._is_unflushed(segment)]
+        reached = Flushed(self.revealed_offset, 0, self.revealed_offset)
+        if unflushed:
+            reached = Flushed(unflushed[-1].base_offset, unflushed[-1].size, self.revealed_offset)
+        parts = [self._flush_part(segment) for segment in unflushed]
+        has_new_names = any(not segment.is_durable_name for segment in unflushed)
+        self._flush = FlushJob(self, reached, parts, has_new_names)
+        return self._flush
+
+    def _is_unflushed(self, segment: Segment) -> bool:
+        flushed = self.flushed
+        if flushed is None or segment.base_offset > flushed.segment_base:
+            return True
+        return segment.base_offset == flushed.segment_base and segment.size > flushed.size
+
+    def _flush_part(self, segment: Segment) -> FlushedSegment:
+        index = segment.index
+        assert index is not None
+        opened = self._open_transactions if index.open_at_end is None else index.open_at_end
+        block = index.encode_block(segment.base_offset, opened or {})
+        return FlushedSegment(segment, self.store.files.get(segment), block, index.file_bytes)
+
+    def finish_flush(self, job: FlushJob) -> None:
+        """The job has run without an error."""
+        self._flush = None
+        self.flushed = job.flushed
+        for part in job.parts:
+            part.segment.is_durable_name = True
+            if part.segment.index is not None:
+                part.segment.index.block_saved(part.block)
+        if self.flushed.end_offset == self.end_offset:
+            self.store.unflushed.pop(self, None)
+            if self.segments and self.segments[-1].index is not None:
+                self.segments[-1].index.forget_recent()
+
+    # Retention.
+
+    def retention_point(
+        self, now_ms: int, *, retention_ms: int, retention_bytes: int, limit_offset: int
+    ) -> int | None:
+        """The offset below which whole segments may go by age or size; None if none may.
+
+        `limit_offset` is as far as the log start may move. Age counts from the newest record of a segment. If
+        all segments are too old, the last one goes too, as in Kafka.
+        """
+        point: int | None = None
+        excess = self.size_bytes - retention_bytes if retention_bytes >= 0 else -1
+        for i, segment in enumerate(self.segments):
+            if segment.end_offset > limit_offset or self._has_pending(segment):
+                break
+            is_old = retention_ms >= 0 and now_ms - self._age_timestamp(i, now_ms) > retention_ms
+            if not is_old and excess < segment.size:
+                break
+            excess -= segment.size
+            point = segment.end_offset
+        return point
+
+    def _has_pending(self, segment: Segment) -> bool:
+        return bool(self._pending) and segment is self.segments[-1]
+
+    def _age_timestamp(self, i: int, now_ms: int) -> int:
+        """When the newest record of a segment is from. Records without a time are as old as what follows."""
+        for later in range(i, len(self.segments)):
+            timestamp = self.max_timestamp_of(later)
+            if timestamp >= 0:
+                return timestamp
+        return now_ms
+
+    def max_timestamp_of(self, i: int) -> int:
+        segment = self.segments[i]
+        if segment.max_timestamp == UNKNOWN:
+            self._load(i)
+        return segment.max_timestamp
+
+    def delete_below(self, log_start_offset: int) -> DeleteJob:
+        """Let go of the segments that lie wholly below; for when that log start is on disk."""
+        count = 0
+        for segment in self.segments:
+            if segment.end_offset > log_start_offset or self._has_pending(segment):
+                break
+            count += 1
+        gone = self.segments[:count]
+        del self.segments[:count]
+        for segment in gone:
+            self.store.let_go(segment)
+        return DeleteJob(self.store, gone)
+
     # Recovery.
 
     def restore(self, flushed: Flushed | None, log_start_offset: int) -> None:
         """Begin again from what is certain to be on disk; the batches from `flushed.end_offset` on follow."""
-        self.segments = []
-        self._pending = []
-        self._planned_size = 0
-        self.flushed = flushed
-        self.end_offset = self.revealed_offset = log_start_offset if flushed is None else flushed.end_offset
-        self._open_transactions = {}
-        is_lost = False
-        if flushed is not None:
-            is_lost = not self._restore_segments(flushed, log_start_offset)
-            self._open_transactions = None
-        rolls, rolls_end = self.store.rolls_before(self.topic_id, self.partition)
-        self._recovery = Recovery(flushed, is_lost, rolls, rolls_end)
-
-    def _restore_segments(self, flushed: Flushed, log_start_offset: int) -> bool:
-        """Whether the last of them, which was being appended to, is there with the size it should have."""
-        bases = [base for base in self._bases_on_disk() if base <= flushed.segment_base]
-        for base, following in zip(bases, [*bases[1:], flushed.end_offset], strict=True):
-            if following <= log_start_offset and base != flushed.segment_base:
-                continue
-            segment = Segment(self, base)
-            segment.end_offset = following
-            segment.is_durable_name = True
-            segment.size = self.store.files.get(segment).file.size()
-            self.segments.append(segment)
-        if flushed.size == 0:
-            return True
-        last = self.segments[-1] if self.segments else None
-        if last is None or last.base_offset != flushed.segment_base or last.size < flushed.size:
-            if last is not None and last.base_offset == flushed.segment_base:
-                self.segments.pop()
-            return False
-        last.size = self._planned_size = flushed.size
-        return True
-
-    def _bases_on_disk(self) -> list[int]:
         disk = self.store.disk
         directory = self.directory
-        if not disk.exists(directory):
-            return []
-        names = [name for name in disk.listdir(directory) if name.endswith(LOG_SUFFIX)]
-        return [int(name[:OFFSET_DIGITS]) for name in names]
+        names = disk.listdir(directory) if disk.exists(directory) else []
+        rolls, rolls_end = self.store.rolls_before(self.topic_id, self.partition)
+        self._recovery = Recovery(flushed, names, rolls, rolls_end)
+        self.flushed = flushed
+        if flushed is not None:
+            self.end_offset = self.revealed_offset = flushed.end_offset
+            self._open_transactions = None
+            self._restore_segments(self._recovery, flushed, log_start_offset)
+
+    def _restore_segments(self, recovery: Recovery, flushed: Flushed, log_start_offset: int) -> None:
+        bases = [int(name[:OFFSET_DIGITS]) for name in recovery.names if name.endswith(LOG_SUFFIX)]
+        closed = [base for base in bases if base < flushed.segment_base]
+        for base, following in pairwise([*closed, flushed.segment_base]):
+            if following > log_start_offset:
+                segment = self._restored(base, following)
+                segment.size = self._size_on_disk(segment)
+                self.segments.append(segment)
+        if flushed.size:
+            last = self._restored(flushed.segment_base, flushed.end_offset)
+            if last.path.name in recovery.names and self._size_on_disk(last) >= flushed.size:
+                last.size = self._planned_size = flushed.size
+                self.segments.append(last)
+            else:
+                recovery.is_lost = True
+
+    def _restored(self, base_offset: int, end_offset: int) -> Segment:
+        segment = Segment(self, base_offset)
+        segment.end_offset = end_offset
+        segment.max_timestamp = segment.aborted_from = UNKNOWN
+        segment.is_durable_name = True
+        return segment
+
+    def _size_on_disk(self, segment: Segment) -> int:
+        return self.store.files.get(segment).size()
 
     def trim(self, log_start_offset: int) -> None:
         """The end of recovery: check that all is there from `log_start_offset` on, cut what is too much."""
@@ -409,24 +532,17 @@ class PartitionStore:
             return
         self._check_whole(recovery, log_start_offset)
         self._recovery = None
-        disk = self.store.disk
-        directory = self.directory
-        if not disk.exists(directory):
-            return
-        kept = {segment.path.name for segment in self.segments}
-        first_changed = -1 if recovery.flushed is None else recovery.flushed.segment_base
+        kept: set[str] = set()
         for segment in self.segments:
-            if segment.base_offset < first_changed:
-                kept.add(segment.index_path.name)
-                continue
-            opened = self.store.files.get_or_create(segment)
-            if opened.file.size() > segment.size:
-                opened.file.truncate(segment.size)
-            if self._cut_index(segment):
-                kept.add(segment.index_path.name)
-        for name in disk.listdir(directory):
+            kept.add(segment.path.name)
+            kept.add(segment.index_path.name)
+            if recovery.flushed is None or segment.base_offset >= recovery.flushed.segment_base:
+                file = self.store.files.get(segment)
+                if file.size() > segment.size:
+                    file.truncate(segment.size)
+        for name in recovery.names:
             if name not in kept:
-                disk.unlink(directory / name)
+                self.store.disk.unlink(self.directory / name)
 
     def _check_whole(self, recovery: Recovery, log_start_offset: int) -> None:
         flushed = recovery.flushed
@@ -441,17 +557,6 @@ class PartitionStore:
                 f"{self.directory} begins at offset {self.segments[0].base_offset} and should begin at "
                 f"{log_start_offset}: something else deleted its segments; restore them, or delete the topic"
             )
-
-    def _cut_index(self, segment: Segment) -> bool:
-        """Cut blocks that describe what recovery did not keep; False if none are left."""
-        index = segment.index
-        if index is None:
-            index = self._load(self._segment_holding(segment.base_offset))[0]
-        if index.file_bytes == 0:
-            return False
-        file = SegmentFile(self.store.disk.open(segment.index_path, writable=True)).file
-        file.truncate(index.file_bytes)
-        return True
 
 
 def _ended_by(

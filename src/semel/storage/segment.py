@@ -12,7 +12,6 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from semel.disk import File
 from semel.errors import CorruptionError
 from semel.storage.files import SegmentFile, index_name, log_name
 from semel.storage.index import NO_OFFSET, NO_TIMESTAMP, SegmentIndex
@@ -30,22 +29,24 @@ SCAN_BYTES: Final = 8 * 1024
 class Region:
     """A run of bytes of one segment, from the beginning of a batch. It stays readable if the segment goes."""
 
-    __slots__ = ("_opened", "position", "size")
+    __slots__ = ("_file", "end_offset", "position", "size")
 
-    def __init__(self, opened: SegmentFile, position: int, size: int) -> None:
-        self._opened = opened
+    def __init__(self, file: SegmentFile, position: int, size: int, end_offset: int) -> None:
+        self._file = file
         self.position = position
         self.size = size
+        self.end_offset = end_offset
+        """All records in here lie below it. It may be somewhat larger than needed."""
 
     def __len__(self) -> int:
         return self.size
 
     def fileno(self) -> int | None:
         """The descriptor to send from, valid while this object lives; None if there is none."""
-        return self._opened.file.fileno()
+        return self._file.fileno()
 
     def load(self) -> bytes:
-        return read_fully(self._opened.file, self.size, self.position)
+        return read_fully(self._file, self.size, self.position)
 
 
 class ScannedBatch:
@@ -113,7 +114,7 @@ class Segment:
         self.aborted_from = NO_OFFSET
         """The smallest first offset of the transactions that were aborted by a marker in this segment."""
         self.index: SegmentIndex | None = None
-        """None if it has to be loaded; what is above is then not known either, but for sizes and offsets."""
+        """None if it has to be loaded first."""
         self.file: SegmentFile | None = None
         self.is_durable_name = False
         """Whether the directory is known to hold this file after a crash."""
@@ -132,7 +133,7 @@ class Segment:
         return self.partition.directory / index_name(self.base_offset)
 
 
-def read_fully(file: File, size: int, position: int) -> bytes:
+def read_fully(file: SegmentFile, size: int, position: int) -> bytes:
     """Bytes that must be there."""
     chunk = file.pread(size, position)
     if len(chunk) == size:
@@ -150,7 +151,7 @@ def read_fully(file: File, size: int, position: int) -> bytes:
     return whole
 
 
-def scan(file: File, position: int, end: int) -> Iterator[ScannedBatch]:
+def scan(file: SegmentFile, position: int, end: int) -> Iterator[ScannedBatch]:
     """The batches from `position`, where one begins, to `end`, where one ends."""
     chunk = b""
     chunk_at = position
@@ -173,7 +174,7 @@ def scan(file: File, position: int, end: int) -> Iterator[ScannedBatch]:
         position += size
 
 
-def _damaged(file: File, position: int) -> CorruptionError:
+def _damaged(file: SegmentFile, position: int) -> CorruptionError:
     return CorruptionError(
         f"{file.path} has no record batch at byte {position}, where one must begin: it was damaged on disk; "
         "restore it, or delete the topic"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
-from semel.log.partition import AbortedTransaction
+from semel.log.partition import AbortedTransaction, PartitionLog
 from semel.storage.partition import PartitionStore, Placement
 from semel.storage.settings import LogSettings
 from semel.wire.batch import BatchHeader, iter_batches, place_batch, read_header
-from semel.wire.records import Record, build_batch, build_end_marker, read_records
+from semel.wire.records import Record, build_batch, build_end_marker, read_end_marker, read_records
 
 TOPIC_ID = bytes(range(16))
 SMALL = LogSettings(segment_bytes=1000, index_interval_bytes=200)
@@ -113,3 +114,64 @@ def fetch_records(partition: PartitionStore, offset: int, end_offset: int | None
 
 def headers(batches: Iterable[bytes]) -> list[BatchHeader]:
     return [read_header(batch) for batch in batches]
+
+
+def flush(partition: PartitionStore) -> None:
+    job = partition.begin_flush()
+    assert job is not None
+    job.run()
+    partition.finish_flush(job)
+
+
+def some_batches(seed: int, count: int, *, transactions: bool = False) -> list[bytes]:
+    """Batches of different sizes that follow each other; with `transactions`, of three producers."""
+    chance = random.Random(seed)
+    batches = []
+    offset = 0
+    opened: set[int] = set()
+    for _ in range(count):
+        producer_id = chance.randint(1, 3)
+        if opened and chance.random() < 0.3:
+            ended = opened.pop()
+            batches.append(marker_at(offset, ended, commit=chance.random() < 0.5))
+            offset += 1
+            continue
+        records = chance.randint(1, 5)
+        batches.append(
+            batch_at(
+                offset,
+                records,
+                value=chance.randbytes(chance.randint(0, 150)),
+                timestamp=chance.randint(1_000, 2_000),
+                producer_id=producer_id if transactions else -1,
+                transactional=transactions,
+            )
+        )
+        if transactions:
+            opened.add(producer_id)
+        offset += records
+    return batches
+
+
+def aborted_by(batches: Iterable[bytes]) -> dict[int, AbortedTransaction]:
+    """What each aborting marker makes unreadable, by the marker's offset: what the log would say."""
+    log = PartitionLog()
+    aborted = {}
+    for batch in batches:
+        header = read_header(batch)
+        marker = read_end_marker(batch) if header.is_control else None
+        if marker is None:
+            log.append(header)
+            continue
+        ended = log.append_marker(header, marker.coordinator_epoch, marker.commit)
+        if ended is not None:
+            aborted[header.base_offset] = ended
+    return aborted
+
+
+def put_with_aborts(
+    partition: PartitionStore, batches: list[bytes], aborted: dict[int, AbortedTransaction]
+) -> None:
+    """Append, write and reveal, and say what the markers abort."""
+    for batch in batches:
+        put(partition, [batch], aborted=aborted.get(read_header(batch).base_offset))

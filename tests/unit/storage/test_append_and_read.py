@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
-from storage_cases import SMALL, TOPIC_ID, batch_at, fetch, marker_at, plan, put
+from storage_cases import SMALL, TOPIC_ID, batch_at, fetch, marker_at, plan, put, some_batches
 
 from semel.disk import Disk
 from semel.errors import StorageError
@@ -15,18 +14,6 @@ from semel.storage.partition import PartitionStore
 from semel.storage.settings import LogSettings, StorageSettings
 from semel.storage.store import Store
 from semel.wire.batch import read_header
-
-
-def some_batches(seed: int, count: int) -> list[bytes]:
-    """Batches of different sizes that follow each other."""
-    chance = random.Random(seed)
-    batches = []
-    offset = 0
-    for _ in range(count):
-        records = chance.randint(1, 5)
-        batches.append(batch_at(offset, records, value=chance.randbytes(chance.randint(0, 180))))
-        offset += records
-    return batches
 
 
 def test_every_offset_is_found_in_every_segment(partition: PartitionStore) -> None:
