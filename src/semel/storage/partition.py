@@ -455,7 +455,7 @@ class PartitionStore:
         return point
 
     def _has_pending(self, segment: Segment) -> bool:
-        return bool(self._pending) and segment is self.segments[-1]
+        return bool(self._pending) and segment.base_offset >= self._pending[0].segment.base_offset
 
     def _age_timestamp(self, i: int, now_ms: int) -> int:
         """When the newest record of a segment is from. Records without a time are as old as what follows."""
