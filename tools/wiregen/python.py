@@ -117,11 +117,9 @@ def generate(definition: Definition) -> str:
 
 def _head(module: Module) -> list[str]:
     definition = module.definition
-    fields = [spec for struct in definition.structs.values() for spec in struct.fields]
-    with_field = ", field" if any(_default(spec).startswith("field(") for spec in fields) else ""
     lines = [f'"""{definition.about}', ""]
     lines += [f"{GENERATED} schema/{definition.module}.wire; edit that file instead.", '"""', ""]
-    lines += ["from __future__ import annotations", "", f"from dataclasses import dataclass{with_field}"]
+    lines += ["from __future__ import annotations", ""]
     if module.unpacks or module.packs:
         lines.append("from struct import Struct")
     lines += ["from typing import ClassVar", "", "from semel.wire.primitives import ("]
@@ -186,12 +184,14 @@ def _local_default(spec: FieldSpec) -> str:
     return spec.default or ZEROS.get(spec.base, "0")
 
 
-def _default(spec: FieldSpec) -> str:
-    """The default as the value of a dataclass field."""
+def _argument_default(module: Module, spec: FieldSpec) -> str:
+    """The default as that of an argument, where no list or struct may stand: it would be shared."""
     local = _local_default(spec)
+    if local.endswith("()"):
+        return "None"
     if local == "[]":
-        return "field(default_factory=list)"
-    return f"field(default_factory={spec.base})" if local.endswith("()") else local
+        return module.use("NEW_LIST")
+    return module.use(local) if local == "ZERO_UUID" else local
 
 
 # Layout: which fields, in which versions, in which of the two encodings.
@@ -282,21 +282,51 @@ def _emit_class(module: Module, struct: StructSpec, source: Source) -> None:
     clashes = RESERVED & {spec.name for spec in struct.fields}
     if clashes:
         raise ValueError(f"{struct.name}: fields may not be named {clashes}")
-    source.add("@dataclass(slots=True)")
-    with source.block(f"class {struct.name}:"):
+    with source.block(f"class {struct.name}({module.use('MessageStruct')}):"):
         if struct.is_root:
             _emit_constants(module, source)
-        for spec in struct.fields:
-            if spec.base == "records":
-                module.use("RecordsField")
-            default = _default(spec)
-            if "ZERO_UUID" in default:
-                module.use("ZERO_UUID")
-            source.add(f"{spec.name}: {_annotation(spec)} = {default}")
+        _emit_init(module, struct, source)
         source.add("")
         _emit_decode(module, struct, source)
         source.add("")
         _emit_encode(module, struct, source)
+
+
+def _emit_init(module: Module, struct: StructSpec, source: Source) -> None:
+    names = [f'"{spec.name}"' for spec in struct.fields]
+    opening = "FIELDS: ClassVar[tuple[str, ...]] = ("
+    line = f"{opening}{', '.join(names)}{',' if len(names) == 1 else ''})"
+    fits = len(line) + 4 * source.level <= LINE_LENGTH
+    source.add(*([line] if fits else [opening, *(f"    {name}," for name in names), ")"]))
+    source.add("__slots__ = FIELDS", "")
+    arguments = ["self"]
+    for spec in struct.fields:
+        if spec.base == "records":
+            module.use("RecordsField")
+        default = _argument_default(module, spec)
+        annotation = _annotation(spec)
+        if default == "None" and not annotation.endswith("| None"):
+            annotation += " | None"
+        arguments.append(f"{spec.name}: {annotation} = {default}")
+    with source.block(*_call("def __init__(", ", ".join(arguments), ") -> None:", source.level)):
+        for spec in struct.fields:
+            line = f"self.{spec.name} = {_initial(module, spec)}"
+            fits = len(line) + 4 * source.level <= LINE_LENGTH
+            if fits:
+                source.add(line)
+            else:
+                source.add(f"self.{spec.name} = (", f"    {_initial(module, spec)}", ")")
+        if not struct.fields:
+            source.add("pass")
+
+
+def _initial(module: Module, spec: FieldSpec) -> str:
+    default = _argument_default(module, spec)
+    if default == "NEW_LIST":
+        return f"[] if {spec.name} is NEW_LIST else {spec.name}"
+    if default == "None" and not _is_null_by_default(spec):
+        return f"{spec.base}() if {spec.name} is None else {spec.name}"
+    return spec.name
 
 
 def _emit_constants(module: Module, source: Source) -> None:

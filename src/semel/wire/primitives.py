@@ -15,7 +15,7 @@ import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sized
 from struct import Struct
-from typing import Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from semel.errors import ProtocolError, SemelError
 
@@ -35,6 +35,10 @@ NEVER: Final = 32767
 """The first flexible version of an API that has none."""
 
 
+NEW_LIST: Final[list[Any]] = []
+"""The default of array arguments: stands for a new list each time."""
+
+
 class DecodeError(ProtocolError):
     """Bytes that are not what they claim to be."""
 
@@ -48,6 +52,23 @@ MALFORMED: Final = (IndexError, struct.error, UnicodeDecodeError)
 
 UNENCODABLE: Final = (AttributeError, TypeError, ValueError, struct.error)
 """What a value of a wrong type or size raises inside an encoder."""
+
+
+class MessageStruct:  # noqa: PLW1641 - messages change, so they have no hash
+    """What the generated classes share. They are no dataclasses: making those takes a millisecond each at
+    start, and mypyc cannot compile their constants."""
+
+    __slots__ = ()
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.FIELDS)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.FIELDS)
+        return f"{type(self).__name__}({values})"
 
 
 # Refusals: functions that make errors, so that the generated code stays one line each.

@@ -116,31 +116,28 @@ def in_our_terms(value: Any, spec: Any) -> Any:
 def assert_same(ours: Any, theirs: Any, where: str) -> None:
     """Every field that kio has is ours with the same value; what it lacks has its default here."""
     named = {our_name(spec): spec for spec in dataclasses.fields(theirs)}
-    for field in dataclasses.fields(ours):
-        mine = getattr(ours, field.name)
-        spec = named.pop(field.name, None)
+    defaults = type(ours)()
+    for name in ours.FIELDS:
+        mine = getattr(ours, name)
+        spec = named.pop(name, None)
         if spec is None:
-            assert mine == default_of(field), f"{where}.{field.name}"
+            assert mine == getattr(defaults, name), f"{where}.{name}"
             continue
         other = getattr(theirs, spec.name)
         if isinstance(other, tuple) and other and dataclasses.is_dataclass(other[0]):
-            assert len(mine) == len(other), f"{where}.{field.name}"
+            assert len(mine) == len(other), f"{where}.{name}"
             for index, pair in enumerate(zip(mine, other, strict=True)):
-                assert_same(*pair, f"{where}.{field.name}[{index}]")
+                assert_same(*pair, f"{where}.{name}[{index}]")
         elif isinstance(other, tuple):
-            assert mine == list(other), f"{where}.{field.name}"
+            assert mine == list(other), f"{where}.{name}"
         elif dataclasses.is_dataclass(other):
             if mine is None:  # a tagged struct that says nothing
-                assert other == spec.default, f"{where}.{field.name}"
+                assert other == spec.default, f"{where}.{name}"
             else:
-                assert_same(mine, other, f"{where}.{field.name}")
+                assert_same(mine, other, f"{where}.{name}")
         else:
-            assert mine == in_our_terms(other, spec), f"{where}.{field.name}"
+            assert mine == in_our_terms(other, spec), f"{where}.{name}"
     assert not named, f"{where} lacks {sorted(named)}"
-
-
-def default_of(field: Any) -> Any:
-    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
 
 
 def kio_type(message: MessageVersion) -> Any:

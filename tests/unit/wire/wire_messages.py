@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import random
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semel.wire.apis import APIS
-from semel.wire.primitives import ZERO_UUID, Splices
+from semel.wire.primitives import ZERO_UUID, MessageStruct, Splices
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,30 @@ def encoded(message: Any, version: int) -> bytes:
     return bytes(out)
 
 
+def field_types(message_type: Any) -> dict[str, Any]:
+    """The fields of a generated class and their types, as its constructor states them."""
+    hints = typing.get_type_hints(message_type.__init__)
+    return {name: hints[name] for name in message_type.FIELDS}
+
+
 def random_message(message_type: Any, dice: random.Random) -> Any:
-    """A message with something in most of its fields; valid in every version that has no nulls to refuse."""
-    hints = typing.get_type_hints(message_type)
-    values = {}
-    for spec in dataclasses.fields(message_type):
-        values[spec.name] = _random_value(hints[spec.name], spec, dice)
-    return message_type(**values)
+    """A message with something in every field, valid in every version."""
+    zero = message_type()
+    return message_type(
+        **{
+            name: _random_value(hint, getattr(zero, name), dice)
+            for name, hint in field_types(message_type).items()
+        }
+    )
 
 
-def _random_value(hint: Any, spec: Any, dice: random.Random) -> Any:
+def _random_value(hint: Any, zero: Any, dice: random.Random) -> Any:
     if isinstance(hint, types.UnionType):
         hint = next(part for part in hint.__args__ if part is not type(None))
     if typing.get_origin(hint) is list:
         (element,) = typing.get_args(hint)
         return [_random_value(element, None, dice) for _ in range(dice.randint(0, 3))]
-    if dataclasses.is_dataclass(hint):
+    if issubclass(hint, MessageStruct):
         return random_message(hint, dice)
     if hint is bool:
         return dice.random() < 0.5
@@ -85,6 +92,6 @@ def _random_value(hint: Any, spec: Any, dice: random.Random) -> Any:
         return dice.random()
     if hint is str:
         return dice.choice(("", "orders", "größe", "x" * 200))
-    if hint is bytes and spec is not None and spec.default == ZERO_UUID:
+    if zero == ZERO_UUID:
         return dice.randbytes(16)
     return dice.randbytes(dice.choice((0, 5, 200)))
