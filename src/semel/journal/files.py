@@ -90,6 +90,9 @@ class Spares:
         self._disk = disk
         self._directory = directory
         self._file_bytes = file_bytes
+        # A spare may be a journal file whose change of name is not durable yet. If it were written to now, a
+        # power failure could bring the old name back, with the new content.
+        disk.fsync_dir(directory)
         self._paths = [
             directory / name for name in disk.listdir(directory) if _SPARE_NAME.fullmatch(name) is not None
         ]

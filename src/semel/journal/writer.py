@@ -289,8 +289,10 @@ class JournalWriter:
         self._head = create_journal_file(self._disk, self._directory, self._spares, header, (), size)
         old.file.close()
         with self._mutex:
-            self._older.append(OldFile(old.file.path, self.written))
             self._spare_wanted = True
+            # An empty file has the same base, so the same name: it was not followed but replaced.
+            if old.base < self.written:
+                self._older.append(OldFile(old.file.path, self.written))
 
     def _tidy(self) -> bool:
         """Delete one file that is no longer needed, or see to the spare; say whether a file was deleted."""

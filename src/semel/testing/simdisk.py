@@ -325,13 +325,13 @@ class SimDisk:
         self._settle_names([change for change in self._changes if self._random.random() < 0.5])
         self._changes.clear()
         self._names = dict(self._durable_names)
-        for node in set(self._names.values()):
+        for node in dict.fromkeys(self._names.values()):
             self._crash_node(node)
         self._end_life()
 
     def kill(self) -> None:
         """End the process: the cache stays, though the kernel may drop what it thinks is clean."""
-        for node in set(self._names.values()):
+        for node in dict.fromkeys(self._names.values()):
             for sector in sorted(node.lost):
                 if self._random.random() < 0.5:
                     self._reread(node, sector)
