@@ -10,6 +10,7 @@ transaction is dropped.
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -146,21 +147,29 @@ class Consumer:
         """What has come in, waiting for it up to the timeout; perhaps nothing."""
         try:
             await self._start_fetches()
-            done, _ = await asyncio.wait(
-                self._fetches, timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
-            fetched: list[FetchedBatch] = []
-            for fetch in done:
-                del self._fetches[fetch]
-                fetched.extend(self._take(fetch.result()))
-            if done:
-                self._failing_since = None
-                self._backoff.reset()
-                await self._start_fetches()
-            return fetched
         except RetriableError as error:
             await self._pause(error)
             return []
+        done, _ = await asyncio.wait(
+            self._fetches, timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+        )
+        fetched: list[FetchedBatch] = []
+        failure: RetriableError | None = None
+        for fetch in done:
+            del self._fetches[fetch]
+            try:
+                fetched.extend(self._take(fetch.result()))
+            except RetriableError as error:
+                failure = error
+        if failure is not None:
+            if not fetched:
+                await self._pause(failure)
+        elif done:
+            self._failing_since = None
+            self._backoff.reset()
+            with suppress(RetriableError):  # the next poll meets it again, and this one has records to return
+                await self._start_fetches()
+        return fetched
 
     async def _start_fetches(self) -> None:
         """Asks every leader that is not being asked already."""

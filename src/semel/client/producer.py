@@ -211,10 +211,14 @@ class Producer:
         count = self._partition_counts.get(topic)
         if count is None:
             count = await self._open_topic(topic)
-        queue = self._choose_queue(topic, count, key, partition)
         now_ms = int(time.time() * 1000)
         record = Record(key, value, now_ms if timestamp_ms is None else timestamp_ms, headers)
-        return self._add(queue, record)
+        size_bytes = _record_bytes(record)
+        if partition is None:
+            partition = self._choose_partition(topic, count, key, size_bytes)
+        elif not 0 <= partition < count:
+            raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
+        return self._add(TopicPartition(topic, partition), record, size_bytes)
 
     async def flush(self) -> None:
         """Sends everything and waits until it is acknowledged."""
@@ -240,21 +244,6 @@ class Producer:
 
     # Gathering
 
-    def _choose_queue(
-        self, topic: str, count: int, key: bytes | None, partition: int | None
-    ) -> PartitionQueue:
-        if partition is not None:
-            if not 0 <= partition < count:
-                raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
-            chosen = partition
-        elif key is not None:
-            chosen = partition_for_key(key, count)
-        else:
-            chosen = self._sticky_partition(topic, count)
-        where = TopicPartition(topic, chosen)
-        queue = self._queues.get(where)
-        return self._new_queue(where) if queue is None else queue
-
     async def _open_topic(self, name: str) -> int:
         topic = await self._cluster.retry(partial(self._cluster.topic, name))
         if self._identity is None:
@@ -273,14 +262,19 @@ class Producer:
         check(response.error_code, "the broker gave no producer id")
         return ProducerIdentity(response.producer_id, response.producer_epoch)
 
-    def _sticky_partition(self, topic: str, count: int) -> int:
-        """Records without a key fill one batch, then go on to the next partition."""
+    def _choose_partition(self, topic: str, count: int, key: bytes | None, size_bytes: int) -> int:
+        """Keys decide; records without one fill a batch and then go on to the next partition."""
+        if key is not None:
+            return partition_for_key(key, count)
         current = self._sticky.get(topic, 0)
         queue = self._queues.get(TopicPartition(topic, current))
-        if queue is not None and queue.open is None:
+        if queue is not None and not self._fits(queue, size_bytes):
             current = (current + 1) % count
         self._sticky[topic] = current
         return current
+
+    def _fits(self, queue: PartitionQueue, size_bytes: int) -> bool:
+        return queue.open is not None and queue.open.size_bytes + size_bytes <= self.options.batch_bytes
 
     def _new_queue(self, where: TopicPartition) -> PartitionQueue:
         queue = PartitionQueue(where)
@@ -290,9 +284,11 @@ class Producer:
         sender.add_done_callback(self._senders.discard)
         return queue
 
-    def _add(self, queue: PartitionQueue, record: Record) -> PendingRecord:
-        size_bytes = _record_bytes(record)
-        if queue.open is not None and queue.open.size_bytes + size_bytes > self.options.batch_bytes:
+    def _add(self, where: TopicPartition, record: Record, size_bytes: int) -> PendingRecord:
+        queue = self._queues.get(where)
+        if queue is None:
+            queue = self._new_queue(where)
+        if not self._fits(queue, size_bytes):
             queue.seal()
         if queue.open is None:
             loop = asyncio.get_running_loop()
