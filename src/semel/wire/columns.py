@@ -479,8 +479,7 @@ def _take_varints(body: Bytes, at: Ints, max_bytes: int) -> tuple[Ints, Ints]:
         after[rows] += 1
         rows = rows[(byte & 0x80) != 0]
         width += 1
-    if max_bytes == VARINT_MAX_BYTES and len(numbers) and int(numbers.max()) >> 32:
-        raise malformed("a number does not fit in 32 bits")
+    # Five bytes hold 35 bits: a length, delta or count of more than 32 is refused as larger than its batch.
     signs = (numbers & 1).astype(np.int64)
     return (numbers >> 1).astype(np.int64) ^ -signs, after
 

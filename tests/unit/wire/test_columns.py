@@ -18,7 +18,7 @@ from semel.wire.columns import (
 )
 from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
-from semel.wire.records import Record, build_batch, read_records, rebuild_batch, scan_records
+from semel.wire.records import Record, build_batch, encode_varint, read_records, rebuild_batch, scan_records
 
 contents = st.none() | st.binary(max_size=100)
 headers = st.lists(st.tuples(st.text(max_size=5), contents), max_size=2)
@@ -240,6 +240,25 @@ def test_compacted_empty_and_append_time_batches_are_read_too() -> None:
     assert records_in(read_columns(gappy)) == read_records(gappy)
     assert records_in(read_columns(empty)) == []
     assert read_columns(batch).timestamps.tolist() == [99] * 50
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(b"\x00" + b"\xff" * 9 + b"\x02" + b"\x00\x01\x01\x00", id="65 bits of timestamp"),
+        pytest.param(b"\x00" + b"\x80" * 10 + b"\x00" + b"\x00\x01\x01\x00", id="11 bytes of timestamp"),
+        pytest.param(b"\x00\x00" + b"\x80" * 5 + b"\x00" + b"\x01\x01\x00", id="6 bytes of offset"),
+        pytest.param(b"\x00\x00\x00" + b"\x81\x80\x80\x80\x10" + b"\x01\x00", id="33 bits of key length"),
+        pytest.param(b"\x00" + encode_varint(2**63 - 1) + b"\x00\x01\x01\x00", id="timestamp overflow"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_by_both_readers(record: bytes) -> None:
+    batch = build_batch([Record(None, None, 2**40)])[:61] + encode_varint(len(record)) + record
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    with pytest.raises(InvalidBatch):
+        read_records(batch)
+    with pytest.raises(InvalidBatch):
+        read_columns(batch)
 
 
 def test_damaged_batches_are_refused_exactly_where_the_record_reader_refuses_them() -> None:

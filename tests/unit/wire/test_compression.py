@@ -121,8 +121,15 @@ def test_a_bomb_in_pieces_is_refused_too() -> None:
 
 def test_a_snappy_length_that_cannot_be_true_is_refused_before_it_is_allocated() -> None:
     claims_200_megabytes = b"\x80\x80\x80\x64" + bytes(20)
-    assert refusal(Codec.SNAPPY, claims_200_megabytes, 1 << 30).code == ErrorCode.CORRUPT_MESSAGE
+    error = refusal(Codec.SNAPPY, claims_200_megabytes, 1 << 30)
+    assert error.code == ErrorCode.CORRUPT_MESSAGE and "cannot hold" in str(error)
     assert refusal(Codec.SNAPPY, claims_200_megabytes).code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("length", [-1, 0, 100, 2**31 - 1])
+def test_a_snappy_block_that_is_not_there_is_refused(length: int) -> None:
+    error = refusal(Codec.SNAPPY, XERIAL_HEADER + length.to_bytes(4, "big", signed=True) + bytes(10))
+    assert error.code == ErrorCode.CORRUPT_MESSAGE and "does not fit" in str(error)
 
 
 @pytest.mark.parametrize("codec", REAL)

@@ -225,6 +225,22 @@ def test_a_malformed_body_is_refused_as_such(body: bytes, count: int) -> None:
     assert error.code == ErrorCode.INVALID_RECORD
 
 
+@pytest.mark.parametrize(
+    ("body", "count", "why"),
+    [
+        (record_of(FIELDS, length=-1), 1, "a record of -1 bytes at byte 1 does not fit"),
+        (record_of(FIELDS, length=100), 1, "a record of 100 bytes at byte 2 does not fit"),
+        (record_of(b"\x0eab\x01\x00") + bytes(9), 1, "a field of 7 bytes at byte 5 reaches past its record"),
+        (record_of(b"\x01\x01" + encode_varint(2**31 - 1)), 1, "2147483647 headers do not fit"),
+        (bytes(21), 2**31 - 1, "21 bytes cannot be 2147483647 records"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_before_anything_is_read_for_it(
+    body: bytes, count: int, why: str
+) -> None:
+    assert why in str(refusal(batch_of(body, count)))
+
+
 def test_a_timestamp_delta_that_overflows_is_refused() -> None:
     body = encode_varint(6) + b"\x00\x02\x00" + FIELDS
     assert read_records(batch_of(body, base_timestamp=2**63 - 2))[0].timestamp == 2**63 - 1
