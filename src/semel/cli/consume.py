@@ -14,7 +14,9 @@ from semel.cli.options import bootstrap_option, complete_topic, run_with_cluster
 from semel.client.admin import READ_COMMITTED, READ_UNCOMMITTED
 from semel.client.cluster import Cluster
 from semel.client.consumer import BEGINNING, END, Consumer, ConsumerOptions, FetchedBatch, Start
+from semel.client.errors import broker_error
 from semel.client.metadata import TopicPartition
+from semel.wire.errors import ErrorCode
 
 ISOLATION: Final = {"read_committed": READ_COMMITTED, "read_uncommitted": READ_UNCOMMITTED}
 POLL_MS: Final = 1_000
@@ -133,10 +135,19 @@ async def _consume(wanted: Wanted, render: Render, options: ConsumerOptions, clu
             partitions = await consumer.partitions_of(wanted.topic)
         await consumer.assign(partitions, wanted.start)
         ends = await consumer.end_offsets() if wanted.exit_at_end else None
+        _refuse_past(consumer, ends or {})
         left = sys.maxsize if wanted.max_records is None else wanted.max_records
         while left > 0 and not (ends is not None and _is_past(consumer, ends)):
             batches = await consumer.poll(POLL_MS)
             left -= _print(batches, render, left, ends, sys.stdout.buffer)
+
+
+def _refuse_past(consumer: Consumer, ends: dict[TopicPartition, int]) -> None:
+    for where, end in ends.items():
+        if consumer.position(where) > end:
+            reason = f"it ends at {end}"
+            what = f"{where} cannot be read at offset {consumer.position(where)}"
+            raise broker_error(ErrorCode.OFFSET_OUT_OF_RANGE, what, reason)
 
 
 def _is_past(consumer: Consumer, ends: dict[TopicPartition, int]) -> bool:
