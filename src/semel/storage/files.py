@@ -40,6 +40,16 @@ def swap_name(base_offset: int, end_offset: int) -> str:
     return f"{base_offset:0{OFFSET_DIGITS}}-{end_offset:0{OFFSET_DIGITS}}{SWAP_SUFFIX}"
 
 
+def offset_of(name: str) -> int:
+    """The base offset that a name begins with."""
+    return int(name[:OFFSET_DIGITS])
+
+
+def offsets_of_swap(name: str) -> tuple[int, int]:
+    base, end = name.removesuffix(SWAP_SUFFIX).split("-")
+    return int(base), int(end)
+
+
 class SegmentFile:
     """An open file that is closed with its last reference."""
 

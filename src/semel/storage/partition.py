@@ -18,28 +18,27 @@ Everything here belongs to the loop, but for the jobs, whose `run` is for a work
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from semel.errors import CorruptionError, StorageError
 from semel.log.partition import AbortedTransaction
-from semel.storage.files import LOG_SUFFIX, OFFSET_DIGITS, SegmentFile
+from semel.storage.compaction import CompactionJob, finish_swap
+from semel.storage.files import LOG_SUFFIX, SWAP_SUFFIX, offset_of
 from semel.storage.index import UNKNOWN, SegmentIndex
 from semel.storage.jobs import DeleteJob, FlushedSegment, FlushJob
-from semel.storage.segment import Region, Segment, read_fully, scan
+from semel.storage.loading import ended_by, load_index
+from semel.storage.segment import Region, Segment, scan
 from semel.storage.settings import LogSettings
 from semel.storage.times import TimestampedOffset, first_at_or_after, newest
 from semel.wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Buffer
-from semel.wire.records import read_end_marker
 
 if TYPE_CHECKING:
     from semel.storage.store import Store
-
-SCANNED_INTERVAL_BYTES: Final = 4096
-"""Distance of the index entries where a lost index is made again."""
 
 _base_offset = attrgetter("base_offset")
 
@@ -98,11 +97,15 @@ class PartitionStore:
     """One partition. No directory and no file until the first append."""
 
     __slots__ = (
+        "_compacted_offset",
+        "_compaction",
+        "_deferred_start",
         "_first_timestamp",
         "_flush",
         "_open_transactions",
         "_pending",
         "_planned_size",
+        "_recorded",
         "_recovery",
         "end_offset",
         "flushed",
@@ -129,6 +132,12 @@ class PartitionStore:
         self._first_timestamp = 0
         """Size and first timestamp of the last segment, pending batches included."""
         self._flush: FlushJob | None = None
+        self._recorded: Flushed | None = None
+        self._compaction: CompactionJob | None = None
+        self._compacted_offset = 0
+        """The part of the log below it is compacted; UNKNOWN if the indexes must be asked."""
+        self._deferred_start = 0
+        """What lies below it shall be deleted when the compaction is done."""
         self._open_transactions: dict[int, int] | None = {}
         """The first offsets of the transactions open at `revealed_offset`, by producer; None: not loaded."""
         self._recovery: Recovery | None = None
@@ -182,7 +191,7 @@ class PartitionStore:
             return False
         return (
             self._planned_size + size > settings.segment_bytes
-            or header.max_timestamp - self._first_timestamp > settings.segment_ms
+            or header.max_timestamp - self._first_timestamp > settings.roll_ms
         )
 
     def _roll(self, header: BatchHeader) -> None:
@@ -232,7 +241,7 @@ class PartitionStore:
         aborted = placement.aborted
         if aborted is None and self._recovery is not None:
             # The state that could tell was restored from a snapshot which already has this marker.
-            aborted = _ended_by(placement.batch, header.base_offset, header.producer_id, opened)
+            aborted = ended_by(placement.batch, header.base_offset, header.producer_id, opened)
         opened.pop(header.producer_id, None)
         if aborted is not None:
             index.add_aborted(aborted)
@@ -309,7 +318,7 @@ class PartitionStore:
         for i in range(self.segment_holding(start_offset), len(self.segments)):
             segment = self.segments[i]
             if segment.aborted_from == UNKNOWN:
-                self._load(i)
+                load_index(self, i)
             if segment.aborted_from < end_offset and not self.index_of(i).collect_aborted(
                 start_offset, end_offset, found
             ):
@@ -319,71 +328,19 @@ class PartitionStore:
     # Indexes that are not in memory.
 
     def index_of(self, i: int) -> SegmentIndex:
+        """The index of a segment, loaded if need be."""
         segment = self.segments[i]
         index = segment.index
         if index is None:
-            index = self._load(i)[0]
+            index = load_index(self, i)[0]
         if i + 1 < len(self.segments) and index.is_saved:
             self.store.indexes.use(segment, index)
         return index
 
-    def _load(self, last: int) -> tuple[SegmentIndex, dict[int, int]]:
-        """Load the index of a segment; also tells which transactions are open at its end.
-
-        Where its file says nothing, the segment is read; for that, the one before must tell what is open at
-        its beginning, which may in turn have to be read.
-        """
-        first = last
-        index, opened = self._load_blocks(first)
-        while opened is None and first > 0:
-            first -= 1
-            index, opened = self._load_blocks(first)
-        opened = opened or {}
-        for i in range(first, last + 1):
-            segment = self.segments[i]
-            if i > first:
-                index = SegmentIndex(segment.base_offset)
-            if index.log_size < segment.size:
-                self._scan_into(segment, index, opened)
-            elif index.end_offset != segment.end_offset:
-                raise CorruptionError(
-                    f"{self.directory} has no segment {index.end_offset}, which follows {segment.path.name}: "
-                    "something else deleted it; restore it, or delete the topic"
-                )
-            segment.index = index
-            segment.max_timestamp = index.max_timestamp
-            segment.aborted_from = index.first_aborted()
-        return index, opened
-
-    def _load_blocks(self, i: int) -> tuple[SegmentIndex, dict[int, int] | None]:
-        segment = self.segments[i]
-        index = SegmentIndex(segment.base_offset)
-        path = segment.index_path
-        if not self.store.disk.exists(path):
-            return index, None
-        file = SegmentFile(self.store.disk.open(path))
-        return index, index.load_blocks(file.pread(file.size(), 0), segment.base_offset, segment.size)
-
-    def _scan_into(self, segment: Segment, index: SegmentIndex, opened: dict[int, int]) -> None:
-        """Complete an index, and the table of open transactions, from the segment itself."""
-        file = self.store.files.get(segment)
-        for batch in scan(file, index.log_size, segment.size):
-            if batch.is_control:
-                marker = read_fully(file, batch.size, batch.position)
-                aborted = _ended_by(marker, batch.base_offset, batch.producer_id, opened)
-                opened.pop(batch.producer_id, None)
-                if aborted is not None:
-                    index.add_aborted(aborted)
-            elif batch.is_transactional:
-                opened.setdefault(batch.producer_id, batch.base_offset)
-            index.add(
-                batch.base_offset, batch.end_offset, batch.size, batch.max_timestamp, SCANNED_INTERVAL_BYTES
-            )
-
     def _load_end(self) -> None:
         """Learn what appending needs to know of a partition that has been at rest."""
         if self.segments:
-            index, self._open_transactions = self._load(len(self.segments) - 1)
+            index, self._open_transactions = load_index(self, len(self.segments) - 1)
             self._first_timestamp = index.first_timestamp
         else:
             self._open_transactions = {}
@@ -468,11 +425,20 @@ class PartitionStore:
     def max_timestamp_of(self, i: int) -> int:
         segment = self.segments[i]
         if segment.max_timestamp == UNKNOWN:
-            self._load(i)
+            load_index(self, i)
         return segment.max_timestamp
 
     def delete_below(self, log_start_offset: int) -> DeleteJob:
-        """Let go of the segments that lie wholly below; for when that log start is on disk."""
+        """Let go of the segments that lie wholly below; for when that log start is on disk.
+
+        While a compaction is under way that has to wait: `finish_compaction` will come back to it.
+        """
+        if self._compaction is not None:
+            self._deferred_start = max(self._deferred_start, log_start_offset)
+            return DeleteJob(self.store, [])
+        return self._let_go_below(log_start_offset)
+
+    def _let_go_below(self, log_start_offset: int) -> DeleteJob:
         count = 0
         for segment in self.segments:
             if segment.end_offset > log_start_offset or self._has_pending(segment):
@@ -484,6 +450,114 @@ class PartitionStore:
             self.store.let_go(segment)
         return DeleteJob(self.store, gone)
 
+    # Compaction.
+
+    def flush_recorded(self, flushed: Flushed) -> None:
+        """Recovery will never begin at an earlier flush of this partition than this one."""
+        self._recorded = flushed
+
+    def begin_compaction(
+        self, now_ms: int, settings: LogSettings, last_stable_offset: int, last_batches: Mapping[int, int]
+    ) -> CompactionJob | None:
+        """A compaction, if there is enough to do and none under way.
+
+        `last_batches` holds the last offset of the last batch of each producer that is still known.
+        """
+        if self._compaction is not None or not settings.compacts:
+            return None
+        segments = self._compactable(now_ms, settings, last_stable_offset)
+        start_offset = self._first_uncompacted()
+        dirty = [segment for segment in segments if segment.end_offset > start_offset]
+        if not dirty or not self._needs_compaction(now_ms, settings, segments, dirty):
+            return None
+        self._compaction = CompactionJob(
+            self,
+            segments,
+            max(start_offset, segments[0].base_offset),
+            now_ms=now_ms,
+            settings=settings,
+            aborted=self.aborted_in(segments[0].base_offset, segments[-1].end_offset),
+            last_batches=dict(last_batches),
+        )
+        return self._compaction
+
+    def _compactable(self, now_ms: int, settings: LogSettings, last_stable_offset: int) -> list[Segment]:
+        """The closed segments from the first on that nothing can change any more."""
+        if self._recorded is None:
+            return []
+        limit = min(last_stable_offset, self._recorded.segment_base)
+        segments: list[Segment] = []
+        for i, segment in enumerate(self.segments[:-1]):
+            if segment.end_offset > limit:
+                break
+            lag_ms = settings.min_compaction_lag_ms
+            if lag_ms > 0 and self.max_timestamp_of(i) > now_ms - lag_ms:
+                break
+            segments.append(segment)
+        return segments
+
+    def _first_uncompacted(self) -> int:
+        if self._compacted_offset == UNKNOWN:
+            self._compacted_offset = 0
+            for i, segment in enumerate(self.segments[:-1]):
+                if not self.index_of(i).is_cleaned:
+                    break
+                self._compacted_offset = segment.end_offset
+        return self._compacted_offset
+
+    def _needs_compaction(
+        self, now_ms: int, settings: LogSettings, segments: list[Segment], dirty: list[Segment]
+    ) -> bool:
+        dirty_bytes = sum(segment.size for segment in dirty)
+        if dirty_bytes > settings.min_cleanable_dirty_ratio * sum(segment.size for segment in segments):
+            return True
+        oldest_ms = self.index_of(self.segment_holding(dirty[0].base_offset)).first_timestamp
+        return now_ms - oldest_ms > settings.max_compaction_lag_ms
+
+    def finish_compaction(self, job: CompactionJob) -> CompactionJob | None:
+        """`run` has returned: put what it made in its place. The job again, if there is more to run."""
+        if job.replacement is not None:
+            self._replace(job.replaced, job.replacement, job.is_committed)
+            if not job.is_done:
+                return job
+            self._compacted_offset = job.end_offset
+        if self._deferred_start:
+            job.cleanup = self._let_go_below(self._deferred_start)
+            self._deferred_start = 0
+            return job
+        self._compaction = None
+        return None
+
+    def _replace(self, replaced: list[Segment], index: SegmentIndex, is_new_file: bool) -> None:
+        segment = replaced[0]
+        if is_new_file:
+            segment = Segment(self, replaced[0].base_offset)
+            segment.end_offset = replaced[-1].end_offset
+            segment.size = index.log_size
+            segment.is_durable_name = True
+            at = self.segments.index(replaced[0])
+            self.segments[at : at + len(replaced)] = [segment]
+            for old in replaced:
+                self.store.let_go(old)
+        else:
+            self.store.indexes.forget(segment)
+        segment.index = index
+        segment.max_timestamp = index.max_timestamp
+        segment.aborted_from = index.first_aborted()
+        self.store.indexes.use(segment, index)
+
+    def abandon_compaction(self, job: CompactionJob) -> None:
+        """`run` has raised. If it had not begun to replace files, nothing has changed: try again some day.
+
+        Otherwise raises StorageError: only a recovery knows how to go on.
+        """
+        if job.is_committed:
+            raise StorageError(
+                f"the compaction of {self.directory} failed while it replaced segments; recover, which "
+                "completes it"
+            )
+        self._compaction = None
+
     # Recovery.
 
     def restore(self, flushed: Flushed | None, log_start_offset: int) -> None:
@@ -491,16 +565,22 @@ class PartitionStore:
         disk = self.store.disk
         directory = self.directory
         names = disk.listdir(directory) if disk.exists(directory) else []
+        swaps = [name for name in names if name.endswith(SWAP_SUFFIX)]
+        for swap in swaps:
+            finish_swap(disk, directory, swap, names)
+        if swaps:
+            names = disk.listdir(directory)
         rolls, rolls_end = self.store.rolls_before(self.topic_id, self.partition)
         self._recovery = Recovery(flushed, names, rolls, rolls_end)
-        self.flushed = flushed
+        self.flushed = self._recorded = flushed
         if flushed is not None:
+            self._compacted_offset = UNKNOWN
             self.end_offset = self.revealed_offset = flushed.end_offset
             self._open_transactions = None
             self._restore_segments(self._recovery, flushed, log_start_offset)
 
     def _restore_segments(self, recovery: Recovery, flushed: Flushed, log_start_offset: int) -> None:
-        bases = [int(name[:OFFSET_DIGITS]) for name in recovery.names if name.endswith(LOG_SUFFIX)]
+        bases = [offset_of(name) for name in recovery.names if name.endswith(LOG_SUFFIX)]
         closed = [base for base in bases if base < flushed.segment_base]
         for base, following in pairwise([*closed, flushed.segment_base]):
             if following > log_start_offset:
@@ -557,17 +637,3 @@ class PartitionStore:
                 f"{self.directory} begins at offset {self.segments[0].base_offset} and should begin at "
                 f"{log_start_offset}: something else deleted its segments; restore them, or delete the topic"
             )
-
-
-def _ended_by(
-    batch: Buffer, marker_offset: int, producer_id: int, opened: dict[int, int]
-) -> AbortedTransaction | None:
-    """What a marker makes unreadable, if it aborts a transaction that has records here."""
-    marker = read_end_marker(batch)
-    first_offset = opened.get(producer_id)
-    if marker is None or marker.commit or first_offset is None:
-        return None
-    stable = min(
-        (first for producer, first in opened.items() if producer != producer_id), default=marker_offset + 1
-    )
-    return AbortedTransaction(producer_id, first_offset, marker_offset, stable)
