@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
@@ -153,7 +153,8 @@ class Connection(asyncio.BufferedProtocol):
     # The life of the connection.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # A cast, since uvloop's transports have all of its methods and are no subclass of it.
+        transport = cast("asyncio.Transport", transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         address = transport.get_extra_info("peername")
