@@ -84,6 +84,20 @@ class Tail:
     groups: int
 
 
+def counting_ranges(names: list[JournalName]) -> list[tuple[JournalName, int | None]]:
+    """The files, in the order in which they were made, and where what counts of each ends.
+
+    The last has no end. One that ends at or below its base is void.
+    """
+    ranges: list[tuple[JournalName, int | None]] = []
+    end: int | None = None
+    for name in reversed(names):
+        ranges.append((name, end))
+        end = name.base if end is None else min(end, name.base)
+    ranges.reverse()
+    return ranges
+
+
 def read_file_header(disk: Disk, path: Path, name: JournalName) -> FileHeader:
     """The header of a file, which must say the same as its name."""
     file = disk.open(path)
@@ -245,22 +259,16 @@ class Chain:
     def of_files(cls, disk: Disk, directory: Path) -> "Chain":
         """Find the files that count, without reading their groups: `end` and what follows from it stay 0."""
         names = journal_names(disk, directory)
-        counting: list[tuple[JournalName, int | None]] = []
-        void: list[Path] = []
-        end: int | None = None
-        for name in reversed(names):
-            if end is not None and name.base >= end:
-                void.append(directory / str(name))
-            else:
-                counting.append((name, end))
-                end = name.base
-        counting.reverse()
         files: list[ChainFile] = []
-        for name, file_end in counting:
+        void_paths: list[Path] = []
+        for name, end in counting_ranges(names):
             path = directory / str(name)
-            files.append(ChainFile(path, read_file_header(disk, path, name), file_end))
+            if end is not None and name.base >= end:
+                void_paths.append(path)
+            else:
+                files.append(ChainFile(path, read_file_header(disk, path, name), end))
         generation = max((name.generation for name in names), default=0)
-        return cls(disk, directory, files, void, generation)
+        return cls(disk, directory, files, void_paths, generation)
 
     def groups(self, from_position: int) -> Iterator[Group]:
         """The groups from a position, which must be the beginning of one, to the end."""

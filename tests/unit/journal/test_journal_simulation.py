@@ -1,8 +1,8 @@
 """Whole lives of a journal on a simulated disk, from seeds, against a model.
 
-The model is a list of (end position, payload). Its first part is *safe*: it was released, or found at a start, so
-it must be found for ever. The rest is *pending*: appended, not released. At each start the journal must hold all
-of the safe part, then a prefix of the pending part (a group is whole or absent, and order is kept), and
+The model is a list of (end position, payload). Its first part is *safe*: it was synced, or found at a start,
+so it must be found for ever. The rest is *pending*: appended, not synced. At each start the journal must hold
+all of the safe part, then a prefix of the pending part (a group is whole or absent, and order is kept), and
 nothing else. What is found at a start is safe from then on.
 """
 
@@ -99,7 +99,7 @@ class Simulation:
                 self.power_fails()
 
     def live(self) -> int | None:
-        """Append, write and delete until the life ends; where a recovery must end, if it ended by a failure."""
+        """Append, write and delete until the life ends; after a failure, the position that recovery gets."""
         self.plan_trouble(0.5)
         for _ in range(self.random.randrange(30)):
             self.act()

@@ -62,6 +62,15 @@ def test_a_full_file_is_followed_by_the_next() -> None:
     assert Life(disk).found() == payloads
 
 
+def test_a_file_is_never_written_beyond_the_room_it_holds() -> None:
+    for size in range(4960, 5040):
+        disk = SimDisk(3)
+        life = Life(disk)
+        life.write(*[bytes(size)] * 12)
+        assert {len(disk.content(path)) for path in journal_files(disk)} == {FILE_BYTES}
+        assert len(Life(disk).found()) == 12
+
+
 def test_groups_queued_together_are_spread_over_files() -> None:
     disk = SimDisk(3)
     life = Life(disk)
@@ -149,7 +158,7 @@ def test_a_failed_write_is_reported_once_and_nothing_is_tried_again(kind: str) -
     assert "EIO" in str(life.failures[0])
     assert life.believed == end
     counts = disk.faults.counts.copy()
-    with pytest.raises(StorageError, match="takes no more writes.*EIO"):
+    with pytest.raises(StorageError, match=r"takes no more writes.*EIO"):
         life.writer.append([[b"refused"]])
     assert not life.writer.step()
     life.writer.close()
@@ -254,9 +263,12 @@ def test_closing_without_draining_drops_what_is_queued() -> None:
     life = Life(disk)
     life.write(b"one")
     life.writer.append([[b"two"]])
+    end = life.writer.released
     life.writer.close(drain=False)
     assert not life.failures
-    assert Life(disk).found() == [b"one"]
+    later = Life(disk)
+    assert later.found() == [b"one"]
+    assert (later.opened.claimed, later.opened.end) == (end, end + GROUP_HEADER_BYTES)
 
 
 def test_files_below_the_horizon_are_deleted_oldest_first() -> None:
@@ -321,7 +333,7 @@ def test_a_full_disk_is_survived_on_the_reserve() -> None:
         last = life.write(b"x" * 5000)
     assert "ENOSPC" in str(life.failures[0])
     assert life.believed == last - len(b"x" * 5000) - GROUP_HEADER_BYTES - 4
-    with pytest.raises(StorageError, match="ENOSPC.*free some room"):
+    with pytest.raises(StorageError, match=r"ENOSPC.*free some room"):
         life.recover()
     disk.faults.capacity_bytes = 8 * FILE_BYTES
     recovered = life.recover()
@@ -369,6 +381,32 @@ def test_a_failed_recovery_can_be_tried_again() -> None:
     assert (recovered.found(), attempts) == ([b"durable"], 5)
     disk.crash()
     assert Life(disk).found() == [b"durable"]
+
+
+def test_a_spare_that_could_not_be_written_is_not_used_again() -> None:
+    for kind in ("write", "sync"):
+        disk = SimDisk(21)
+        life = Life(disk)
+        life.write(b"one")
+        assert "0.spare" in disk.listdir(DIRECTORY)
+        disk.kill()
+        disk.faults.fail_next(kind)
+        with pytest.raises(StorageError):
+            Life(disk)
+        assert "0.spare" not in disk.listdir(DIRECTORY)
+        assert Life(disk).found() == [b"one"]
+
+
+def test_damage_to_copied_groups_is_corruption() -> None:
+    disk = SimDisk(22)
+    life = Life(disk)
+    life.write(b"one", b"two")
+    disk.kill()
+    assert Life(disk).found() == [b"one", b"two"]
+    (path,) = journal_files(disk)
+    disk.corrupt(path, FILE_HEADER_BYTES + 90)
+    with pytest.raises(CorruptionError, match="is damaged at position 47"):
+        Chain.open(disk, DIRECTORY)
 
 
 class Waiter:
