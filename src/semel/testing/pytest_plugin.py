@@ -29,18 +29,23 @@ def semel_broker() -> Iterator[Broker]:
 @pytest.fixture
 def semel_topic(semel_broker: Broker) -> Iterator[str]:
     """A fresh topic with one partition."""
-    from semel.client.admin import Admin
-
     name = f"test-{uuid.uuid4().hex[:12]}"
-
-    async def create() -> None:
-        async with Admin(semel_broker.bootstrap) as admin:
-            await admin.create_topic(name)
-
-    async def delete() -> None:
-        async with Admin(semel_broker.bootstrap) as admin:
-            await admin.delete_topic(name)
-
-    asyncio.run(create())
+    asyncio.run(_create(semel_broker.bootstrap, name))
     yield name
-    asyncio.run(delete())
+    asyncio.run(_delete(semel_broker.bootstrap, name))
+
+
+async def _create(bootstrap: str, name: str) -> None:
+    from semel.client.admin import Admin
+    from semel.client.cluster import Cluster
+
+    async with Cluster(bootstrap) as cluster:
+        await Admin(cluster).create_topic(name)
+
+
+async def _delete(bootstrap: str, name: str) -> None:
+    from semel.client.admin import Admin
+    from semel.client.cluster import Cluster
+
+    async with Cluster(bootstrap) as cluster:
+        await Admin(cluster).delete_topics([name])
