@@ -44,7 +44,7 @@ def check(directory: Path, output: str) -> None:
     """
     disk = OsDisk()
     with _locked(disk, directory) as layout:
-        report = check_journal(disk, layout.journal)
+        report = check_journal(disk, layout.journal, snapshots=layout.snapshots)
     if output == "json":
         print_json(_report_json(report))
     else:
@@ -65,7 +65,11 @@ def repair(directory: Path, accept_loss: bool) -> None:
     disk = OsDisk()
     with _locked(disk, directory) as layout:
         done = repair_journal(
-            disk, layout.journal, accept_loss=accept_loss, salt=int.from_bytes(os.urandom(SALT_BYTES))
+            disk,
+            layout.journal,
+            snapshots=layout.snapshots,
+            accept_loss=accept_loss,
+            salt=int.from_bytes(os.urandom(SALT_BYTES)),
         )
     if done is None:
         click.echo("nothing to repair")

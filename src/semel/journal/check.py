@@ -95,19 +95,19 @@ class Repair:
     removed_snapshots: list[Path]
 
 
-def check(disk: Disk, directory: Path) -> Report:
-    """Read everything in a journal directory and say what is there."""
+def check(disk: Disk, directory: Path, *, snapshots: Path) -> Report:
+    """Read everything in a journal directory, and in that of its snapshots, and say what is there."""
     report = Report()
     for name, end in counting_ranges(journal_names(disk, directory)):
         report.files.append(_check_file(disk, directory, name, end, report))
-    for number in snapshot_numbers(disk, directory):
-        report.snapshots.append(_check_snapshot(disk, snapshot_path(directory, number), report))
+    for number in snapshot_numbers(disk, snapshots):
+        report.snapshots.append(_check_snapshot(disk, snapshot_path(snapshots, number), report))
     return report
 
 
-def repair(disk: Disk, directory: Path, *, accept_loss: bool, salt: int) -> Repair | None:
+def repair(disk: Disk, directory: Path, *, snapshots: Path, accept_loss: bool, salt: int) -> Repair | None:
     """Cut a corrupt journal at its first damage; None if there is none. `salt` is 64 random bits."""
-    report = check(disk, directory)
+    report = check(disk, directory, snapshots=snapshots)
     if report.corrupt_at is None:
         return None
     cut = report.corrupt_at
@@ -128,7 +128,7 @@ def repair(disk: Disk, directory: Path, *, accept_loss: bool, salt: int) -> Repa
     removed = [snapshot.path for snapshot in report.snapshots if snapshot.highest_stamp > cut]
     for path in removed:
         disk.unlink(path)
-    disk.fsync_dir(directory)
+    disk.fsync_dir(snapshots)
     return Repair(cut, header.seal.generation, removed)
 
 
