@@ -5,7 +5,9 @@ gets its sequence numbers, and joins its partition's queue. One task per partiti
 as a request of its own. Rules:
 
 - At most `MAX_IN_FLIGHT` batches of a partition are in flight: a broker remembers that many, so a batch that
-  is sent again is recognised.
+  is sent again is recognised. The first batch travels alone: a broker takes any sequence from a producer it
+  does not know yet, so if the first were refused for a moment and the second not, the first could never
+  follow.
 - When one of them fails in a way that may pass, all answers in flight are awaited and the whole window is
   sent again, same bytes, same sequences, same order. What the broker has already is answered as a duplicate,
   which is a success.
@@ -134,7 +136,7 @@ class PendingRecord:
 class PartitionQueue:
     """The batches of one partition, from open to acknowledged."""
 
-    __slots__ = ("linger", "next_sequence", "open", "sealed", "wake", "where", "window")
+    __slots__ = ("is_known", "linger", "next_sequence", "open", "sealed", "wake", "where", "window")
 
     def __init__(self, where: TopicPartition) -> None:
         self.where = where
@@ -143,6 +145,7 @@ class PartitionQueue:
         self.sealed: deque[PendingBatch] = deque()
         self.window: deque[PendingBatch] = deque()  # sent at least once and not acknowledged
         self.next_sequence = 0
+        self.is_known = False  # the broker has accepted a batch of ours
         # Set when there is something to do: a sealed batch, an answer, a failure.
         self.wake = asyncio.Event()
 
@@ -324,7 +327,6 @@ class Producer:
 
     async def _stream(self, queue: PartitionQueue, connection: Connection, backoff: Backoff) -> None:
         """Posts batches and takes answers on one connection until something fails."""
-        limit = MAX_IN_FLIGHT if self.options.is_idempotent else 1
         answers: deque[asyncio.Future[ProduceResponse]] = deque()
         try:
             for batch in queue.window:
@@ -333,7 +335,7 @@ class Producer:
                 while answers and answers[0].done():
                     self._acknowledge(queue, answers.popleft().result())
                     backoff.reset()
-                while queue.sealed and len(queue.window) < limit:
+                while queue.sealed and len(queue.window) < self._limit(queue):
                     batch = queue.sealed.popleft()
                     queue.window.append(batch)
                     answers.append(await self._post(queue, connection, batch))
@@ -345,6 +347,9 @@ class Producer:
                 # Nothing may be in flight when the window is sent again.
                 await asyncio.wait(answers)
             raise
+
+    def _limit(self, queue: PartitionQueue) -> int:
+        return MAX_IN_FLIGHT if self.options.is_idempotent and queue.is_known else 1
 
     async def _post(
         self, queue: PartitionQueue, connection: Connection, batch: PendingBatch
@@ -389,6 +394,7 @@ class Producer:
         batch = queue.window[0]
         base_offset = _accepted_offset(batch.where, response)
         queue.window.popleft()
+        queue.is_known = True
         batch.succeed(base_offset)
         self._buffered_bytes -= batch.size_bytes
         self._has_room.set()

@@ -113,7 +113,8 @@ class Partition:
                 if first == header.base_sequence:
                     return ErrorCode.NONE, base_offset
             known = self.sequences.setdefault(header.producer_id, [])
-            if (known[-1][1] if known else 0) != header.base_sequence:
+            # Kafka takes any sequence from a producer that it does not know yet in this partition.
+            if known and known[-1][1] != header.base_sequence:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
             known.append((header.base_sequence, header.base_sequence + header.record_count, self.end_offset))
             del known[:-5]
@@ -162,9 +163,9 @@ class FakeBroker:
         """The requests of one API so far."""
         return [request for key, _, request in self.requests if key == api_key]
 
-    async def heard(self, api_key: int) -> None:
-        """Waits for the first request of an API."""
-        while not self.seen(api_key):
+    async def heard(self, api_key: int, count: int = 1) -> None:
+        """Waits until so many requests of an API have come."""
+        while len(self.seen(api_key)) < count:
             self._heard.clear()
             await self._heard.wait()
 

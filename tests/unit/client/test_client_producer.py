@@ -114,13 +114,33 @@ async def test_at_most_five_batches_are_in_flight() -> None:
         return broker.handle(request)
 
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        producer = Producer(cluster, ONE_RECORD_BATCHES)
+        await (await producer.send("t", b"first"))
+        broker.misbehave(ApiKey.PRODUCE, hold)
+        await send_all(producer, numbered(20))
+        await broker.heard(ApiKey.PRODUCE, count=2)
+        (queue,) = producer._queues.values()
+        assert len(queue.window) == 5
+        assert len(queue.sealed) == 15
+        release.set()
+        await producer.close()
+        assert broker.topics["t"][0].values() == [b"first", *numbered(20)]
+
+
+async def test_the_first_batch_of_a_partition_travels_alone() -> None:
+    release = asyncio.Event()
+
+    async def hold(broker: FakeBroker, request: Any) -> Any:
+        await release.wait()
+        return broker.handle(request)
+
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         broker.misbehave(ApiKey.PRODUCE, hold)
         producer = Producer(cluster, ONE_RECORD_BATCHES)
         await send_all(producer, numbered(20))
         await broker.heard(ApiKey.PRODUCE)
         (queue,) = producer._queues.values()
-        assert len(queue.window) == 5
-        assert len(queue.sealed) == 15
+        assert len(queue.window) == 1
         release.set()
         await producer.close()
         assert broker.topics["t"][0].values() == numbered(20)
