@@ -113,7 +113,9 @@ def failure(what: str, path: Path, error: OSError) -> StorageError:
         advice = "free some room: delete topics or shorten their retention, or enlarge the disk"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         advice = "check the owner, the permissions and the mount options"
-    return StorageError(f"cannot {what} {path}: {error.strerror}; {advice}")
+    raised = StorageError(f"cannot {what} {path}: {error.strerror}; {advice}")
+    raised.__cause__ = error
+    return raised
 
 
 def write_fully(file: File, buffers: Sequence[Buffer], offset: int, *, sync: bool = False) -> int:
