@@ -115,8 +115,7 @@ class Transactions:
         self._begin(batch)
         self._with_batches.add(batch.producer_id)
         self.opened.setdefault(batch.producer_id, batch.base_offset)
-        aborted = self._aborted.get(batch.producer_id)
-        return aborted is not None and batch.base_offset < aborted.last_offset
+        return batch.producer_id in self._aborted
 
     def end(self, marker: ScannedBatch) -> tuple[bool, AbortedTransaction | None]:
         """The next batch is a marker: whether its transaction has no batch left, and what it aborted."""

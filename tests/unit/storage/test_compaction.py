@@ -27,7 +27,7 @@ from semel.storage.partition import PartitionStore
 from semel.storage.settings import COMPACT, DELETE, LogSettings, StorageSettings
 from semel.storage.store import Store
 from semel.testing.simdisk import PowerLoss, SimDisk
-from semel.wire.batch import check_crc, read_header
+from semel.wire.batch import check_crc, iter_batches, read_header
 from semel.wire.records import Record, read_end_marker, read_records
 
 DIRECTORY = Path("/segments")
@@ -39,6 +39,9 @@ COMPACTED = LogSettings(
     delete_retention_ms=DELETE_RETENTION_MS,
     min_cleanable_dirty_ratio=0.0,
 )
+
+MERGING = replace(COMPACTED, segment_bytes=3_000)
+"""For neighbours to be put together."""
 
 
 def open_partition(disk: Disk, store_settings: StorageSettings | None = None) -> PartitionStore:
@@ -190,25 +193,18 @@ def test_a_producers_last_batch_stays_empty(store: Store) -> None:
 
 
 def test_the_last_batch_of_all_stays_so_that_readers_get_past_it(store: Store) -> None:
+    """Readers wait below an open transaction: where they wait, something must tell them the next offset."""
     partition = store.partition(TOPIC_ID, 0)
     batches = [keyed(i, ("a", "x" * 100), producer_id=5) for i in range(20)]
-    batches.append(marker_at(20, 5, commit=False))
-    put_with_aborts(partition, batches, aborted_by(batches))
+    put(partition, batches, COMPACTED)
     close_segments(partition)
+    end_offset = partition.segments[-1].base_offset
+    marker = marker_at(partition.end_offset, 5, commit=False)
+    put_with_aborts(partition, [marker], aborted_by([*batches, marker]))
     assert compact(partition)
-    offset = 0
-    while offset < partition.revealed_offset:
-        region = partition.read(offset, 10_000, partition.revealed_offset)
-        assert region is not None
-        offset = fetch_end(region.load())
-
-
-def fetch_end(region: bytes) -> int:
-    header = read_header(region)
-    while header.size < len(region):
-        region = region[header.size :]
-        header = read_header(region)
-    return header.last_offset + 1
+    last = fetch(partition, 0, end_offset)
+    assert [read_header(batch).record_count for batch in last] == [0]
+    assert read_header(last[0]).last_offset + 1 == end_offset
 
 
 def test_records_without_a_key_go(store: Store) -> None:
@@ -302,6 +298,21 @@ def test_a_reused_producer_is_not_taken_for_aborted_when_its_marker_is_gone(stor
         assert values(committed(partition)) == [(2, b"b", b"1")]
 
 
+def test_a_committed_record_replaces_one_after_the_producers_aborted_transaction(store: Store) -> None:
+    partition = store.partition(TOPIC_ID, 0)
+    aborting = [keyed(2, ("a", "no"), producer_id=9), marker_at(3, 9, commit=False)]
+    batches = [keyed(0, ("b", "1"), ("c", "1")), *aborting]
+    put_with_aborts(partition, batches, aborted_by(batches))
+    close_segments(partition)
+    assert compact(partition)
+    offset = partition.end_offset
+    committing = [keyed(offset, ("b", "2"), producer_id=9), marker_at(offset + 1, 9, commit=True)]
+    put(partition, committing, COMPACTED)
+    close_segments(partition)
+    assert compact(partition)
+    assert values(committed(partition)) == [(1, b"c", b"1"), (offset, b"b", b"2")]
+
+
 # What is left alone.
 
 
@@ -324,8 +335,12 @@ def test_nothing_that_a_recovery_would_write_again_is_touched(store: Store) -> N
     assert not compact(partition)
     assert partition.flushed is not None
     partition.flush_recorded(partition.flushed)
+    later = [keyed(i, ("a", "x" * 200)) for i in range(20, 40)]
+    put(partition, later, COMPACTED)
+    flush(partition)
     assert compact(partition)
-    assert fetch(partition, 0)[-1] == keyed(19, ("a", "x" * 200))
+    assert fetch(partition, 19)[-21:] == [keyed(19, ("a", "x" * 200)), *later]
+    assert len(fetch(partition, 0)) < 25
 
 
 def test_a_topic_that_only_deletes_is_never_compacted(store: Store) -> None:
@@ -605,7 +620,7 @@ def assert_like(partition: PartitionStore, model: Model) -> None:
 
 
 def crash_case(disk: SimDisk) -> PartitionStore:
-    partition = open_partition(disk)
+    partition = open_partition(disk, StorageSettings(max_open_files=1))
     batches = []
     for i in range(0, 36, 3):
         batches.append(keyed(i, (f"k{i % 4}", "x" * 80), producer_id=i % 2))
@@ -620,8 +635,25 @@ def count_operations() -> int:
     disk = SimDisk(seed=0)
     partition = crash_case(disk)
     before = disk.faults.counts["any"]
-    assert compact(partition)
+    before_segments = len(partition.segments)
+    assert compact(partition, log_settings=MERGING)
+    assert len(partition.segments) <= before_segments // 2
     return disk.faults.counts["any"] - before
+
+
+def assert_sound(partition: PartitionStore) -> None:
+    """Every segment holds its own offsets, in order, and the directory holds nothing else."""
+    disk = partition.store.disk
+    names = disk.listdir(partition.directory)
+    assert [name for name in names if name.endswith(".log")] == [s.path.name for s in partition.segments]
+    assert not [name for name in names if name.endswith((".swap", ".cleaned"))]
+    for segment in partition.segments:
+        offset = segment.base_offset
+        stored = disk.open(segment.path).pread(1 << 20, 0)
+        for header, _ in iter_batches(stored):
+            assert offset <= header.base_offset
+            offset = header.last_offset + 1
+        assert offset <= segment.end_offset
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -634,7 +666,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_segments_whole(seed: int)
         flushed = partition.flushed
         disk.faults.lose_power(disk.faults.counts["any"] + nth)
         with pytest.raises(PowerLoss):
-            compact(partition)
+            compact(partition, log_settings=MERGING)
         disk.crash()
         restored = open_partition(disk)
         restored.restore(flushed, 0)
@@ -642,9 +674,7 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new_segments_whole(seed: int)
         after = committed(restored)
         assert latest(after) == latest(before), f"operation {nth}"
         assert set(values(after)) <= set(values(before))
-        names = disk.listdir(restored.directory)
-        assert [name for name in names if name.endswith(".log")] == [s.path.name for s in restored.segments]
-        assert not [name for name in names if name.endswith((".swap", ".cleaned"))]
+        assert_sound(restored)
         compact(restored, now_ms=1)
         assert latest(committed(restored)) == latest(before)
 
@@ -655,7 +685,7 @@ def test_a_failed_operation_leaves_something_to_go_on_with() -> None:
         partition = crash_case(disk)
         before = committed(partition)
         disk.faults.fail("any", disk.faults.counts["any"] + nth)
-        job = partition.begin_compaction(0, COMPACTED, partition.revealed_offset, {})
+        job = partition.begin_compaction(0, MERGING, partition.revealed_offset, {})
         with pytest.raises(StorageError, match="cannot"):
             while job is not None:
                 job.run()
@@ -673,4 +703,5 @@ def test_a_failed_operation_leaves_something_to_go_on_with() -> None:
         successor.restore(partition.flushed, 0)
         assert latest(committed(partition)) == latest(before), "nor by the recovery"
         successor.trim(0)
+        assert_sound(successor)
         assert latest(committed(successor)) == latest(before)

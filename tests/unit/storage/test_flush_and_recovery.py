@@ -238,12 +238,13 @@ def test_files_deleted_after_the_snapshot_was_taken_are_not_missed() -> None:
     assert_no_strays(disk, recovered)
 
 
-def test_a_lost_index_is_made_again(store: Store) -> None:
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_lost_index_is_made_again(store: Store, step: int) -> None:
     partition = store.partition(TOPIC_ID, 0)
     journal = some_batches(seed=3, count=100, transactions=True)
     put_with_aborts(partition, journal, aborted_by(journal))
     flush(partition)
-    for segment in partition.segments:
+    for segment in partition.segments[::-step]:
         store.disk.unlink(segment.index_path)
     recovered = Store(store.disk, store.directory).partition(TOPIC_ID, 0)
     recover(recovered, [], partition.flushed)
@@ -290,10 +291,14 @@ def test_index_blocks_of_a_lost_life_are_never_believed() -> None:
     recorded = partition.flushed
     put(partition, [batch_at(1, value=b"a" * 50), batch_at(2, value=b"a" * 10)], settings)
     flush(partition)
+    put(partition, [batch_at(3)], settings)
+    flush(partition)
     second = open_partition(disk)
     other = [batch_at(1, value=b"b" * 10), batch_at(2, value=b"b" * 50)]
     recover(second, other, recorded, settings=settings)
     flush(second)
+    index = second.segments[0].index
+    assert index is not None and disk.open(second.segments[0].index_path).size() == index.file_bytes
     third = open_partition(disk)
     recover(third, [], second.flushed)
     assert fetch(third, 0) == [batch_at(0), *other]
