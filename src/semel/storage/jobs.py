@@ -1,472 +1,118 @@
-"""An idempotent producer: every record is in the log once, in order, or the producer says that it failed.
+"""Work on files that takes long: flushing and deleting. Begun and finished on the loop, run by a worker.
 
-Records are gathered into one open batch per partition. A batch is sealed when it is full or has lingered,
-gets its sequence numbers, and joins its partition's queue. One task per partition posts sealed batches, each
-as a request of its own. Rules:
-
-- At most `MAX_IN_FLIGHT` batches of a partition are in flight: a broker remembers that many, so a batch that
-  is sent again is recognised. The first batch travels alone: a broker takes any sequence from a producer it
-  does not know yet, so if the first were refused for a moment and the second not, the first could never
-  follow.
-- When one of them fails in a way that may pass, all answers in flight are awaited and the whole window is
-  sent again, same bytes, same sequences, same order. What the broker has already is answered as a duplicate,
-  which is a success.
-- A batch that fails for good, or is not accepted in time, fails the producer: its successors could not be
-  told from a gap. Every record not yet acknowledged fails with it, and so does every later `send` and
-  `flush`.
-- Without idempotence (`acks` other than all) one batch is in flight at a time, so that retries keep the
-  order, but they may write records twice.
+A job holds all that it needs, so it touches nothing that the loop may be changing. What it does to names in a
+directory happens under the store's `names` lock and only while the store is not retired: after a failed write
+another store is restored over the same files, and from then on they are that one's.
 """
 
-import asyncio
-import time
-from collections import deque
-from collections.abc import Generator
-from dataclasses import dataclass
-from functools import partial
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from __future__ import annotations
 
-from semel.client.cluster import Backoff, Cluster
-from semel.client.connection import Connection
-from semel.client.errors import broker_error, check
-from semel.client.metadata import TopicPartition
-from semel.errors import ConfigError, FatalError, ProtocolError, RetriableError, SemelError
-from semel.wire.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
-from semel.wire.compression import Codec
-from semel.wire.errors import ErrorCode
-from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from semel.wire.messages.produce import (
-    PartitionProduceData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-    TopicProduceResponse,
-)
-from semel.wire.partitioner import partition_for_key
-from semel.wire.records import Headers, Record, build_batch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-MAX_IN_FLIGHT: Final = 5
-ACKS_ALL: Final = -1
-ACKS_NONE: Final = 0
-# Later versions name topics by id, which says nothing more to us.
-PRODUCE_VERSION: Final = 12
-NO_TRANSACTION_TIMEOUT_MS: Final = 0
-UNKNOWN_OFFSET: Final = -1
-# What a record takes besides its key, value and headers, at most.
-RECORD_OVERHEAD_BYTES: Final = 32
+from semel.storage.files import SegmentFile
+from semel.storage.segment import Segment
+
+if TYPE_CHECKING:
+    from semel.storage.partition import Flushed, PartitionStore
+    from semel.storage.store import Store
 
 
-class ProducerIdentity(NamedTuple):
-    """What marks a producer's batches, so that the broker can tell a retry from something new."""
+class FlushedSegment:
+    """A segment with bytes that are not known to be on disk, and the news for its index file."""
 
-    producer_id: int
-    producer_epoch: int
+    __slots__ = ("block", "file", "index_at", "segment")
 
-
-NO_IDENTITY: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
-
-
-@dataclass(slots=True, frozen=True)
-class ProducerOptions:
-    codec: Codec = Codec.NONE
-    acks: int = ACKS_ALL
-    linger_ms: int = 5
-    batch_bytes: int = 256 * 1024
-    buffer_bytes: int = 32 * 1024 * 1024
-    delivery_timeout_ms: int = 120_000
-    request_timeout_ms: int = 30_000
-
-    @property
-    def is_idempotent(self) -> bool:
-        return self.acks == ACKS_ALL
+    def __init__(self, segment: Segment, file: SegmentFile, block: bytes, index_at: int) -> None:
+        self.segment = segment
+        self.file = file
+        self.block = block
+        self.index_at = index_at
 
 
-class PendingBatch:
-    """Records that share a batch, and with it their fate."""
+class FlushJob:
+    """Makes all that was revealed of a partition durable in its segments."""
 
-    __slots__ = ("base_sequence", "born", "done", "encoded", "records", "size_bytes", "where")
+    __slots__ = ("_has_new_names", "flushed", "partition", "parts")
 
-    def __init__(self, where: TopicPartition, born: float, done: asyncio.Future[int]) -> None:
-        self.where = where
-        self.born = born
-        self.done = done  # becomes the batch's base offset
-        self.records: list[Record] = []
-        self.size_bytes = 0
-        self.base_sequence = NO_SEQUENCE
-        self.encoded: bytearray | None = None
-
-    def add(self, record: Record, size_bytes: int) -> int:
-        self.records.append(record)
-        self.size_bytes += size_bytes
-        return len(self.records) - 1
-
-    def succeed(self, base_offset: int) -> None:
-        self.records = []
-        if not self.done.done():
-            self.done.set_result(base_offset)
-
-    def fail(self, error: SemelError) -> None:
-        self.records = []
-        if not self.done.done():
-            self.done.set_exception(error)
-            # The error is the producer's as well, and every later call raises it.
-            self.done.exception()
-
-
-class PendingRecord:
-    """A record on its way. Await it for its offset (-1 where the broker did not say)."""
-
-    __slots__ = ("_batch", "_index")
-
-    def __init__(self, batch: PendingBatch, index: int) -> None:
-        self._batch = batch
-        self._index = index
-
-    @property
-    def where(self) -> TopicPartition:
-        return self._batch.where
-
-    def __await__(self) -> Generator[None, None, int]:
-        base_offset = yield from asyncio.shield(self._batch.done).__await__()
-        return base_offset if base_offset == UNKNOWN_OFFSET else base_offset + self._index
-
-
-class PartitionQueue:
-    """The batches of one partition, from open to acknowledged."""
-
-    __slots__ = ("is_known", "linger", "next_sequence", "open", "sealed", "wake", "where", "window")
-
-    def __init__(self, where: TopicPartition) -> None:
-        self.where = where
-        self.open: PendingBatch | None = None
-        self.linger: asyncio.TimerHandle | None = None
-        self.sealed: deque[PendingBatch] = deque()
-        self.window: deque[PendingBatch] = deque()  # sent at least once and not acknowledged
-        self.next_sequence = 0
-        self.is_known = False  # the broker has accepted a batch of ours
-        # Set when there is something to do: a sealed batch, an answer, a failure.
-        self.wake = asyncio.Event()
-
-    def seal(self) -> None:
-        """Closes the open batch, if there is one: it is ready to go."""
-        if self.linger is not None:
-            self.linger.cancel()
-            self.linger = None
-        if self.open is not None:
-            self.sealed.append(self.open)
-            self.open = None
-            self.wake.set()
-
-    def unfinished(self) -> list[PendingBatch]:
-        open_batch = [] if self.open is None else [self.open]
-        return [*self.window, *self.sealed, *open_batch]
-
-    def answered(self, _answer: asyncio.Future[ProduceResponse]) -> None:
-        self.wake.set()
-
-
-class Producer:
-    """Sends records to topics. Close it, or use it as an async context manager: both flush."""
-
-    def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
-        self.options = options or ProducerOptions()
-        if self.options.acks not in (ACKS_ALL, ACKS_NONE, 1):
-            raise ConfigError(f"acks is {self.options.acks}: it must be -1 (all), 0 or 1")
-        self._cluster = cluster
-        self._identity: ProducerIdentity | None = None
-        self._partition_counts: dict[str, int] = {}
-        self._sticky: dict[str, int] = {}
-        self._queues: dict[TopicPartition, PartitionQueue] = {}
-        self._senders: set[asyncio.Task[None]] = set()
-        self._buffered_bytes = 0
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self._failure: SemelError | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, partition: PartitionStore, flushed: Flushed, parts: list[FlushedSegment], has_new_names: bool
     ) -> None:
-        if error is None:
-            await self.close()
-        else:
-            await self.abandon()
+        self.partition = partition
+        self.flushed = flushed
+        self.parts = parts
+        self._has_new_names = has_new_names
 
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        headers: Headers = (),
-    ) -> PendingRecord:
-        """Queues a record, waiting for room if there is none; await the result for the record's offset."""
-        while not self._has_room.is_set() and self._failure is None:
-            await self._has_room.wait()
-        if self._failure is not None:
-            raise self._failure
-        count = self._partition_counts.get(topic)
-        if count is None:
-            count = await self._open_topic(topic)
-        now_ms = int(time.time() * 1000)
-        record = Record(key, value, now_ms if timestamp_ms is None else timestamp_ms, headers)
-        size_bytes = _record_bytes(record)
-        if partition is None:
-            partition = self._choose_partition(topic, count, key, size_bytes)
-        elif not 0 <= partition < count:
-            raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
-        return self._add(TopicPartition(topic, partition), record, size_bytes)
-
-    async def flush(self) -> None:
-        """Sends everything and waits until it is acknowledged."""
-        for queue in self._queues.values():
-            queue.seal()
-        unfinished = [batch.done for queue in self._queues.values() for batch in queue.unfinished()]
-        if unfinished:
-            await asyncio.wait(unfinished)
-        if self._failure is not None:
-            raise self._failure
-
-    async def close(self) -> None:
-        """Flushes and stops; raises if anything was not acknowledged."""
-        try:
-            await self.flush()
-        finally:
-            await self.abandon()
-
-    async def abandon(self) -> None:
-        """Stops at once; what is not acknowledged may or may not be in the log."""
-        self._fail(FatalError("the producer was closed before this record was acknowledged", ErrorCode.NONE))
-        await asyncio.gather(*self._senders, return_exceptions=True)
-
-    # Gathering
-
-    async def _open_topic(self, name: str) -> int:
-        topic = await self._cluster.retry(partial(self._cluster.topic, name))
-        if self._identity is None:
-            self._identity = await self._cluster.retry(self._init_producer_id)
-        self._partition_counts[name] = len(topic.partitions)
-        return len(topic.partitions)
-
-    async def _init_producer_id(self) -> ProducerIdentity:
-        if not self.options.is_idempotent:
-            return NO_IDENTITY
-        connection = await self._cluster.any_connection()
-        request = InitProducerIdRequest(
-            transactional_id=None, transaction_timeout_ms=NO_TRANSACTION_TIMEOUT_MS
-        )
-        response = await connection.request(request, InitProducerIdResponse)
-        check(response.error_code, "the broker gave no producer id")
-        return ProducerIdentity(response.producer_id, response.producer_epoch)
-
-    def _choose_partition(self, topic: str, count: int, key: bytes | None, size_bytes: int) -> int:
-        """Keys decide; records without one fill a batch and then go on to the next partition."""
-        if key is not None:
-            return partition_for_key(key, count)
-        current = self._sticky.get(topic, 0)
-        queue = self._queues.get(TopicPartition(topic, current))
-        if queue is not None and not self._fits(queue, size_bytes):
-            current = (current + 1) % count
-        self._sticky[topic] = current
-        return current
-
-    def _fits(self, queue: PartitionQueue, size_bytes: int) -> bool:
-        return queue.open is not None and queue.open.size_bytes + size_bytes <= self.options.batch_bytes
-
-    def _new_queue(self, where: TopicPartition) -> PartitionQueue:
-        queue = PartitionQueue(where)
-        self._queues[where] = queue
-        sender = asyncio.create_task(self._send_batches(queue), name=f"produce {where}")
-        self._senders.add(sender)
-        sender.add_done_callback(self._senders.discard)
-        return queue
-
-    def _add(self, where: TopicPartition, record: Record, size_bytes: int) -> PendingRecord:
-        queue = self._queues.get(where)
-        if queue is None:
-            queue = self._new_queue(where)
-        if not self._fits(queue, size_bytes):
-            queue.seal()
-        if queue.open is None:
-            loop = asyncio.get_running_loop()
-            queue.open = PendingBatch(queue.where, loop.time(), loop.create_future())
-            queue.linger = loop.call_later(self.options.linger_ms / 1000, queue.seal)
-        batch = queue.open
-        index = batch.add(record, size_bytes)
-        self._buffered_bytes += size_bytes
-        if self._buffered_bytes >= self.options.buffer_bytes:
-            self._has_room.clear()
-        if batch.size_bytes >= self.options.batch_bytes:
-            queue.seal()
-        return PendingRecord(batch, index)
-
-    # Sending
-
-    async def _send_batches(self, queue: PartitionQueue) -> None:
-        """The life of a partition's sender: send, and after a failure that may pass, send again."""
-        backoff = Backoff()
-        while True:
-            try:
-                leader_id = await self._cluster.leader_id(queue.where)
-                connection = await self._cluster.connection(leader_id)
-                await self._stream(queue, connection, backoff)
-            except RetriableError as error:
-                if not self._may_retry(queue, error):
+    def run(self) -> None:
+        """Raises StorageError if the disk fails: nothing counts as flushed then, and the broker recovers."""
+        store = self.partition.store
+        for part in self.parts:
+            part.file.fdatasync()
+        for part in self.parts:
+            with store.names:
+                if not (store.is_retired or part.segment.is_gone):
+                    self._write_index(part)
+        if self._has_new_names:
+            with store.names:
+                if store.is_retired or store.is_dropped(self.partition):
                     return
-                self._cluster.forget_topic(queue.where.topic)
-                await asyncio.sleep(backoff.next_pause_s())
-            except SemelError as error:
-                self._fail(error)
+                store.disk.fsync_dir(self.partition.directory)
+
+    def _write_index(self, part: FlushedSegment) -> None:
+        disk = self.partition.store.disk
+        path = part.segment.index_path
+        file = SegmentFile(disk.open(path, writable=True) if disk.exists(path) else disk.create(path))
+        if file.size() > part.index_at:
+            # Blocks from before a recovery. They must be gone for certain before others can follow: a block
+            # that describes bytes which were lost may not come back after one that it seems to continue.
+            file.truncate(part.index_at)
+            file.fdatasync()
+        # A block that a crash loses is made again from the segment, so it is not synced.
+        file.write([part.block], part.index_at)
+
+
+class DeleteJob:
+    """Removes the files of segments that have left the log. What a crash leaves of them, `trim` finds."""
+
+    __slots__ = ("_paths", "_store")
+
+    def __init__(self, store: Store, segments: Sequence[Segment]) -> None:
+        self._store = store
+        self._paths = [path for segment in segments for path in (segment.path, segment.index_path)]
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def run(self) -> None:
+        for path in self._paths:
+            with self._store.names:
+                if self._store.is_retired:
+                    return
+                if self._store.disk.exists(path):
+                    self._store.disk.unlink(path)
+
+
+class DropJob:
+    """Removes the directories of topics that are gone."""
+
+    __slots__ = ("_directories", "_store")
+
+    def __init__(self, store: Store, directories: Sequence[Path]) -> None:
+        self._store = store
+        self._directories = directories
+
+    def run(self) -> None:
+        for directory in self._directories:
+            self._remove(directory)
+
+    def _remove(self, directory: Path) -> None:
+        disk = self._store.disk
+        with self._store.names:
+            if self._store.is_retired or not disk.exists(directory):
                 return
-
-    async def _stream(self, queue: PartitionQueue, connection: Connection, backoff: Backoff) -> None:
-        """Posts batches and takes answers on one connection until something fails."""
-        answers: deque[asyncio.Future[ProduceResponse]] = deque()
-        try:
-            for batch in queue.window:
-                answers.append(await self._post(queue, connection, batch))
-            while True:
-                while answers and answers[0].done():
-                    self._acknowledge(queue, answers.popleft().result())
-                    backoff.reset()
-                while queue.sealed and len(queue.window) < self._limit(queue):
-                    batch = queue.sealed.popleft()
-                    queue.window.append(batch)
-                    answers.append(await self._post(queue, connection, batch))
-                queue.wake.clear()
-                if not (answers and answers[0].done()):
-                    await queue.wake.wait()
-        except RetriableError:
-            if answers:
-                # Nothing may be in flight when the window is sent again.
-                await asyncio.wait(answers)
-            raise
-
-    def _limit(self, queue: PartitionQueue) -> int:
-        return MAX_IN_FLIGHT if self.options.is_idempotent and queue.is_known else 1
-
-    async def _post(
-        self, queue: PartitionQueue, connection: Connection, batch: PendingBatch
-    ) -> asyncio.Future[ProduceResponse]:
-        await connection.ready()
-        if batch.encoded is None:
-            batch.encoded = self._encode(queue, batch)
-        request = ProduceRequest(
-            transactional_id=None,
-            acks=self.options.acks,
-            timeout_ms=self.options.request_timeout_ms,
-            topic_data=[
-                TopicProduceData(
-                    name=batch.where.topic,
-                    partition_data=[PartitionProduceData(index=batch.where.partition, records=batch.encoded)],
-                )
-            ],
-        )
-        if self.options.acks == ACKS_NONE:
-            connection.send(request, max_version=PRODUCE_VERSION)
-            answer = _unanswered(batch.where)
-        else:
-            answer = connection.post(request, ProduceResponse, max_version=PRODUCE_VERSION)
-        answer.add_done_callback(queue.answered)
-        return answer
-
-    def _encode(self, queue: PartitionQueue, batch: PendingBatch) -> bytearray:
-        identity = self._identity or NO_IDENTITY
-        if self.options.is_idempotent:
-            batch.base_sequence = queue.next_sequence
-            queue.next_sequence = (queue.next_sequence + len(batch.records)) & MAX_SEQUENCE
-        return build_batch(
-            batch.records,
-            codec=self.options.codec,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
-            base_sequence=batch.base_sequence,
-        )
-
-    def _acknowledge(self, queue: PartitionQueue, response: ProduceResponse) -> None:
-        """Takes the answer to the oldest batch of the window; raises if it was not accepted."""
-        batch = queue.window[0]
-        base_offset = _accepted_offset(batch.where, response)
-        queue.window.popleft()
-        queue.is_known = True
-        batch.succeed(base_offset)
-        self._buffered_bytes -= batch.size_bytes
-        self._has_room.set()
-
-    def _may_retry(self, queue: PartitionQueue, error: RetriableError) -> bool:
-        """Whether the oldest batch still has time; if not, the producer has failed."""
-        unfinished = queue.unfinished()
-        if not unfinished:
-            return True
-        waited_ms = (asyncio.get_running_loop().time() - unfinished[0].born) * 1000
-        if waited_ms <= self.options.delivery_timeout_ms:
-            return True
-        self._fail(
-            FatalError(
-                f"records for {queue.where} were not acknowledged within "
-                f"{self.options.delivery_timeout_ms} ms; they may or may not be in the log. "
-                f"The last error was: {error}",
-                error.code,
-            )
-        )
-        return False
-
-    def _fail(self, error: SemelError) -> None:
-        """Fails what is unfinished and whatever comes later."""
-        if self._failure is None:
-            self._failure = error
-        for queue in self._queues.values():
-            unfinished = queue.unfinished()
-            queue.seal()
-            queue.sealed.clear()
-            queue.window.clear()
-            for batch in unfinished:
-                batch.fail(self._failure)
-        for sender in self._senders:
-            sender.cancel()
-        self._has_room.set()
-
-
-def _record_bytes(record: Record) -> int:
-    size_bytes = RECORD_OVERHEAD_BYTES
-    if record.key is not None:
-        size_bytes += len(record.key)
-    if record.value is not None:
-        size_bytes += len(record.value)
-    for name, value in record.headers:
-        size_bytes += RECORD_OVERHEAD_BYTES + len(name) + (0 if value is None else len(value))
-    return size_bytes
-
-
-def _accepted_offset(where: TopicPartition, response: ProduceResponse) -> int:
-    """The base offset that an answer gives a batch; raises what it says otherwise."""
-    answer = _only_partition(where, response)
-    if answer.error_code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
-        return UNKNOWN_OFFSET
-    if answer.error_code != ErrorCode.NONE:
-        raise broker_error(answer.error_code, f"a batch for {where} was not accepted", answer.error_message)
-    return answer.base_offset
-
-
-def _only_partition(where: TopicPartition, response: ProduceResponse) -> PartitionProduceResponse:
-    for topic in response.responses:
-        for partition in topic.partition_responses:
-            if partition.index == where.partition:
-                return partition
-    raise ProtocolError(f"the broker's answer to a batch for {where} does not mention that partition")
-
-
-def _unanswered(where: TopicPartition) -> asyncio.Future[ProduceResponse]:
-    """Stands in for the answer that a broker does not give to acks=0."""
-    answer: asyncio.Future[ProduceResponse] = asyncio.get_running_loop().create_future()
-    partition = PartitionProduceResponse(index=where.partition, base_offset=UNKNOWN_OFFSET)
-    answer.set_result(
-        ProduceResponse(responses=[TopicProduceResponse(name=where.topic, partition_responses=[partition])])
-    )
-    return answer
+            for partition in disk.listdir(directory):
+                for name in disk.listdir(directory / partition):
+                    disk.unlink(directory / partition / name)
+                disk.rmdir(directory / partition)
+            disk.rmdir(directory)
