@@ -1,0 +1,1 @@
+"""For those who test with Semel, and for those who test Semel."""

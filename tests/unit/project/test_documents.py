@@ -1,0 +1,76 @@
+"""The documents say what is so: generated parts are fresh, links lead somewhere, examples run."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from semel.embedded import Broker
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import generate_docs  # noqa: E402
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^]]*\]\(([^)\s]+)\)")
+
+
+def code_blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def anchors(document: Path) -> set[str]:
+    """The names by which a document's headings are linked to."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_file_map_the_pages_and_the_settings_are_fresh() -> None:
+    stale = [str(path.relative_to(ROOT)) for path in generate_docs.stale_files()]
+    assert not stale, "run: python tools/generate_docs.py"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in generate_docs.SOURCE.rglob("*.py")
+        if not generate_docs.first_sentence(path)
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in LINK.findall(document.read_text()):
+        if link.startswith("https://"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name) if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_python_examples_of_the_readme_run(
+    capsys: pytest.CaptureFixture[str], semel_broker: Broker, semel_topic: str
+) -> None:
+    names: dict[str, object] = {}
+    for block in code_blocks(ROOT / "README.md", "python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", capsys.readouterr().out)
+    examples = [each for name, each in names.items() if name.startswith("test_")]
+    assert len(examples) == 1
+    assert inspect.isfunction(examples[0])
+    examples[0](semel_broker, semel_topic)
+
+
+def test_the_locks_have_a_checksum_for_everything_and_name_no_registry() -> None:
+    for lock in (ROOT / "requirements").glob("*.txt"):
+        text = lock.read_text()
+        assert "://" not in text
+        for requirement in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
+            assert "--hash=sha256:" in requirement, requirement
