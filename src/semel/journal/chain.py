@@ -41,7 +41,7 @@ BLOCK_BYTES = 4096
 """A failed write may spoil the whole block it touched, and with it the end of what was durable before."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Group:
     """A whole group. Its entries are views of what was read."""
 

@@ -66,9 +66,9 @@ class Seal:
         self.crc_seed = (salt >> 32) & _MASK_32
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class GroupHeader:
-    """The fields of a valid group header, named as on disk."""
+    """The fields of a valid group header, named as on disk. Not frozen: one is made for every group."""
 
     position: int
     durable: int
