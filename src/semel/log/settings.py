@@ -30,6 +30,11 @@ class LogSettings:
     index_interval_bytes: int = 4096
 
     @property
+    def roll_ms(self) -> int:
+        """How much time a segment may span: what is to be compacted in time must be closed in time."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compacts else self.segment_ms
+
+    @property
     def deletes(self) -> bool:
         return DELETE in self.cleanup_policy
 
