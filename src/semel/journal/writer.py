@@ -103,7 +103,7 @@ class JournalWriter:
         self._horizon = 0
         self._closing = False
         self._claim_due = False
-        self._thread: threading.Thread | None = None
+        self._own_thread: threading.Thread | None = None
         # A binary semaphore: taken by the thread when it rests, given back once by whoever ends the rest.
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -162,8 +162,8 @@ class JournalWriter:
 
     def start(self) -> None:
         """Run the writer in a thread."""
-        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
-        self._thread.start()
+        self._own_thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._own_thread.start()
 
     def close(self, *, drain: bool = True) -> None:
         """Write what is queued (or drop it), sync, claim it as durable, and end. Blocks until it is done."""
@@ -174,13 +174,13 @@ class JournalWriter:
                 self._queue.clear()
             wake = self._resting
             self._resting = False
-        if self._thread is None:
+        if self._own_thread is None:
             self._finish()
             return
         if wake:
             self._wake.release()
-        self._thread.join(CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
+        self._own_thread.join(CLOSE_TIMEOUT_S)
+        if self._own_thread.is_alive():
             raise StorageError(
                 f"the journal could not be closed within {CLOSE_TIMEOUT_S:.0f} s: the disk does not answer; "
                 "what was acknowledged is safe, end the process"
