@@ -11,12 +11,17 @@ from semel.client.errors import UnreachableError, UnsupportedRequestError
 from semel.errors import ProtocolError
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
-from semel.wire.frames import response_frame
+from semel.wire.frames import Message, response_frame
 from semel.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from semel.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 QUICK = ConnectionOptions(connect_timeout_ms=2_000, request_timeout_ms=100)
+
+
+def raw_frame(api_key: int, version: int, correlation_id: int, response: Message) -> RawFrame:
+    buffers = response_frame(api_key, version, correlation_id, response)
+    return RawFrame(b"".join(bytes(buffer) for buffer in buffers)[4:])  # type: ignore[call-overload]
 
 
 def ask(*names: str) -> MetadataRequest:
@@ -61,8 +66,7 @@ def answer_like_an_old_broker(broker: FakeBroker, request: ApiVersionsRequest) -
     response = ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[ApiVersion(ApiKey.API_VERSIONS, 0, 2)]
     )
-    buffers = response_frame(ApiKey.API_VERSIONS, 0, 1, response)
-    return RawFrame(b"".join(bytes(buffer) for buffer in buffers)[4:])  # type: ignore[call-overload]
+    return raw_frame(ApiKey.API_VERSIONS, 0, 1, response)
 
 
 async def test_a_broker_too_old_for_our_handshake_is_asked_again_in_its_own_version() -> None:
@@ -113,7 +117,6 @@ async def test_a_hang_up_fails_what_is_in_flight_and_what_comes_later() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        pytest.param((99).to_bytes(4, "big") + bytes(30), id="another correlation id"),
         pytest.param(b"\0", id="shorter than a header"),
         pytest.param((2).to_bytes(4, "big") + b"\0" + b"\xff" * 30, id="a body that makes no sense"),
     ],
@@ -123,6 +126,18 @@ async def test_an_answer_that_makes_no_sense_ends_the_connection(frame: bytes) -
         broker.misbehave(ApiKey.METADATA, lambda _broker, _request: RawFrame(frame))
         connection = await Connection.open("127.0.0.1", broker.port)
         with pytest.raises(ProtocolError, match="broke the protocol"):
+            await connection.request(ask(), MetadataResponse)
+        assert connection.is_closed
+
+
+async def test_the_answer_to_another_request_ends_the_connection() -> None:
+    def answer_another(broker: FakeBroker, request: MetadataRequest) -> RawFrame:
+        return raw_frame(ApiKey.METADATA, MetadataRequest.MAX_VERSION, 99, broker.metadata(request))
+
+    async with FakeBroker() as broker:
+        broker.misbehave(ApiKey.METADATA, answer_another)
+        connection = await Connection.open("127.0.0.1", broker.port)
+        with pytest.raises(ProtocolError, match="correlation id 99 where 2 was due"):
             await connection.request(ask(), MetadataResponse)
         assert connection.is_closed
 

@@ -294,3 +294,20 @@ async def test_records_are_not_lost_when_the_same_answer_also_brings_a_failure()
             broker.misbehave(ApiKey.FETCH, fail_the_other)
             (batch,) = await consumer.poll(1000)
             assert [record.value for record in batch.records()] == [b"a"]
+
+
+async def test_a_batch_from_before_the_position_is_passed_over() -> None:
+    async with FakeBroker({"t": 1}) as broker:
+        for value in (b"a", b"b", b"c"):
+            add(broker.topics["t"][0], value)
+
+        async def send_older_ones_too(fake: FakeBroker, request: Any) -> FetchResponse:
+            request.topics[0].partitions[0].fetch_offset = 0
+            return await fake.fetch(request)
+
+        broker.misbehave(ApiKey.FETCH, send_older_ones_too)
+        async with Cluster(broker.bootstrap) as cluster, Consumer(cluster) as consumer:
+            await consumer.assign([HERE], Start(offset=2))
+            (batch,) = await consumer.poll(1000)
+            assert [record.offset for record in batch.records()] == [2]
+            assert consumer.position(HERE) == 3
