@@ -25,6 +25,7 @@ RECORDS: Final = 60_000
 KILL_AFTER: Final = RECORDS // 2
 KEYS: Final = 1_000
 COMMAND_TIMEOUT_S: Final = 60
+LOG_LINES_SHOWN: Final = 20
 
 
 class BrokerProcess:
@@ -44,7 +45,7 @@ class BrokerProcess:
         ready = re.match(r"ready (\S+)", line)
         if ready is None:
             self.stop()
-            raise SystemExit(f"the broker did not start:\n{(directory / 'broker.log').read_text()}")
+            raise SystemExit(f"the broker did not start; {log_of(directory)}")
         self.bootstrap = ready.group(1)
         self.start_seconds = time.monotonic() - began
 
@@ -65,6 +66,11 @@ def tell(what: str, happened: str) -> None:
     print(f"  {what:<9} {happened}", flush=True)
 
 
+def log_of(directory: Path) -> str:
+    log = (directory / "broker.log").read_text().splitlines()
+    return "\n".join(["the broker's log ends with:", *log[-LOG_LINES_SHOWN:]])
+
+
 def semel(*arguments: str) -> str:
     """Run a command of the `semel` command line; its output."""
     done = subprocess.run(
@@ -77,13 +83,13 @@ def lines(first: int, end: int) -> str:
     return "".join(f"customer-{number % KEYS}:{number}\n" for number in range(first, end))
 
 
-def main() -> int:
+def main() -> None:
     print(f"A short run through a durable broker ({semel('version').strip()})")
     with tempfile.TemporaryDirectory(prefix="semel-run-") as directory:
-        return run(Path(directory))
+        run(Path(directory))
 
 
-def run(directory: Path) -> int:
+def run(directory: Path) -> None:
     broker = BrokerProcess(directory, "127.0.0.1:0")
     tell("serve", f"ready on {broker.bootstrap} after {broker.start_seconds:.2f} s, pid {broker.pid}")
     try:
@@ -94,9 +100,9 @@ def run(directory: Path) -> int:
         began = time.monotonic()
         output = semel("consume", TOPIC, "--format", r"%p %k %v\n", "--exit-at-end", *where)
         tell("consume", f"{output.count(chr(10)):,} records in {time.monotonic() - began:.1f} s")
-        is_right = judge(output)
+        if not judge(output):
+            raise SystemExit(f"this must not happen; {log_of(directory)}")
         tell("stop", f"SIGTERM, exit code {broker.stop()}")
-        return 0 if is_right else 1
     finally:
         broker.kill()
 
@@ -122,7 +128,7 @@ def produce_through_a_kill(broker: BrokerProcess, directory: Path) -> BrokerProc
         producer.stdin.close()
         if producer.wait(COMMAND_TIMEOUT_S) != 0:
             successor.kill()
-            raise SystemExit("the producer failed; what it says is above")
+            raise SystemExit(f"the producer failed, as it says above; {log_of(directory)}")
         tell("produce", f"all {RECORDS:,} acknowledged after {time.monotonic() - began:.1f} s")
         return successor
     finally:
@@ -148,4 +154,4 @@ def judge(output: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,46 @@
+"""What the README shows happens: its tour, and the short run of `script/run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from semel.embedded import Broker
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND_TIMEOUT_S = 60
+TOUR = re.compile(r"^```sh\n(semel topic create .*?)^```\n+```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_the_tour_prints_what_the_readme_says() -> None:
+    tour = TOUR.search((ROOT / "README.md").read_text())
+    assert tour is not None
+    with Broker() as broker:
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "SEMEL_BOOTSTRAP": broker.bootstrap,
+        }
+        done = subprocess.run(
+            ["sh", "-e", "-c", tour.group(1)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND_TIMEOUT_S,
+        )
+    assert (done.returncode, done.stdout) == (0, tour.group(2)), done.stderr
+
+
+def test_the_short_run_survives_its_kill() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "kill_and_recover.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 missing, 0 twice, 0 out of order, 0 wrong keys" in done.stdout
