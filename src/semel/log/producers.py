@@ -39,6 +39,11 @@ class RememberedBatch:
         self.append_time_ms = append_time_ms
 
 
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + (self.last_sequence - self.first_sequence) % _SEQUENCES
+
+
 class ProducerState:
     """One producer as one partition sees it."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from semel.broker.decision import Decision
@@ -22,11 +23,15 @@ from semel.server.life import Life
 from semel.server.parts import encode_catalog, encode_partition
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
+from semel.storage.partition import Flushed, PartitionStore
 from semel.wire.frames import Message
 
 SLICE_S: Final = 0.002
 """How long the loop may be kept by a snapshot at a time."""
 LOOK_EVERY_S: Final = 0.2
+
+Part = tuple[int, bytearray, int]
+"""A stamp, the part itself, and from where on the journal is needed because of it."""
 
 InWorker = Callable[[Callable[[], Any]], Awaitable[Any]]
 
@@ -47,6 +52,8 @@ class Checkpointer:
         self._flush_every = settings.integer("flush.interval.bytes")
         self._snapshot_at = self._journal.end
         self._flushed_at = self._journal.end
+        self._in_last: dict[PartitionStore, Flushed] = {}
+        """What the snapshot before says is flushed; that is as far back as a recovery goes."""
 
     async def run(self) -> None:
         """Until the life is over. Raises StorageError if a flush fails, and then the life must end."""
@@ -83,31 +90,59 @@ class Checkpointer:
 
     async def snapshot(self) -> None:
         """Write the whole state to a new snapshot, and give back the journal that nobody needs any more."""
-        life = self.life
-        horizon = self._snapshot_at = self._journal.end
-        writer = SnapshotWriter(self._disk, self._layout.snapshots, self._journal.generation)
+        self._snapshot_at = horizon = self._journal.end
+        generation = self._journal.generation
+        writer = await self._in_worker(
+            lambda: SnapshotWriter(self._disk, self._layout.snapshots, generation=generation)
+        )
+        in_this: dict[PartitionStore, Flushed] = {}
         try:
-            writer.add(self._journal.end, [encode_catalog(life.broker)])
-            pause_at = time.perf_counter() + SLICE_S
-            for partition in [partition for topic in life.broker.catalog for partition in topic.partitions]:
-                view = life.store.partition(partition.topic.topic_id, partition.index)
-                horizon = min(horizon, life.dirty.get(partition, horizon))
-                writer.add(self._journal.end, [encode_partition(partition, view.flushed)])
-                if time.perf_counter() >= pause_at:
-                    await asyncio.sleep(0)
-                    pause_at = time.perf_counter() + SLICE_S
-            # The state may hold what is queued still: the snapshot counts only when all of that is on disk.
+            for parts in self._parts(in_this):
+                horizon = min(horizon, *(needed for _, _, needed in parts))
+                await self._in_worker(partial(_add, writer, parts))
+            # The state may hold what is still queued: the snapshot counts only when all of that is on disk.
             await self._synced()
-            await self._in_worker(lambda: writer.finish(horizon))
+            synced = self._journal.synced
+            needed_from = await self._in_worker(
+                lambda: writer.finish(horizon, generation=generation, synced=synced)
+            )
         except BaseException:
-            writer.abandon()
+            await self._in_worker(writer.abandon)
             raise
-        self._journal.delete_before(horizon)
+        self._journal.delete_before(needed_from)
+        for view, flushed in self._in_last.items():
+            view.flush_recorded(flushed)
+        self._in_last = in_this
+
+    def _parts(self, in_this: dict[PartitionStore, Flushed]) -> Iterator[list[Part]]:
+        """The state, a few milliseconds' worth at a time."""
+        broker, dirty = self.life.broker, self.life.dirty
+        partitions = [partition for topic in broker.catalog for partition in topic.partitions]
+        end = self._journal.end
+        parts: list[Part] = [(end, encode_catalog(broker), end)]
+        pause_at = time.perf_counter() + SLICE_S
+        for partition in partitions:
+            view = self.life.store.partition(partition.topic.topic_id, partition.index)
+            if view.flushed is not None:
+                in_this[view] = view.flushed
+            end = self._journal.end
+            parts.append((end, encode_partition(partition, view.flushed), dirty.get(partition, end)))
+            if time.perf_counter() >= pause_at:
+                yield parts
+                parts = []
+                pause_at = time.perf_counter() + SLICE_S
+        if parts:
+            yield parts
 
     async def _synced(self) -> None:
         done = _Synced()
         self.life.submit(done, Decision(None, [], sync=True))
         await done.future
+
+
+def _add(writer: SnapshotWriter, parts: list[Part]) -> None:
+    for stamp, part, _ in parts:
+        writer.add(stamp, [part])
 
 
 class _Synced:

@@ -171,8 +171,8 @@ class Node:
             durability="fsync" if self.settings.text("durability") == "fsync" else "os",
             file_bytes=self.settings.integer("journal.file.bytes"),
         )
-        snapshot = load_newest(disk, self.layout.snapshots)
         chain = Chain.open(disk, self.layout.journal, limit=limit)
+        snapshot = load_newest(disk, self.layout.snapshots, chain)
         if chain.torn is not None:
             log.warning(
                 "the last write before the stop was not complete; cut %s at %d",

@@ -160,4 +160,4 @@ class Replay:
                 view = self._store.partition(topic.topic_id, partition.index)
                 view.delete_below(log.log_start_offset).run()
                 view.trim(log.log_start_offset)
-        self._store.drop_strays({topic.topic_id for topic in self._broker.catalog}).run()
+        self._store.finish_recovery({topic.topic_id for topic in self._broker.catalog}).run()

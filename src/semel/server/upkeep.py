@@ -94,8 +94,16 @@ class Upkeep:
         if life.is_over:
             return
         view = life.store.partition(partition.topic.topic_id, partition.index)
+        last_batches = {
+            producer.producer_id: producer.batches[-1].last_offset
+            for producer in partition.log.producers.values()
+            if producer.batches
+        }
         job = view.begin_compaction(
-            self._node.clock.wall_ms(), partition.topic.settings.log, partition.log.last_stable_offset
+            self._node.clock.wall_ms(),
+            partition.topic.settings.log,
+            partition.log.last_stable_offset,
+            last_batches,
         )
         if job is None:
             return
