@@ -1,4 +1,5 @@
-"""Generate `semel.wire.messages` and `semel.wire.apis` from `semel/wire/schema`.
+"""Generate the codecs: `semel.wire.messages` and `semel.wire.apis` from `semel/wire/schema`, and the broker's
+own messages, `semel.broker.*_messages`, from `semel/broker/schema`.
 
 python tools/generate_wire.py            write what has changed
 python tools/generate_wire.py --check    fail if anything would change
@@ -14,7 +15,9 @@ from wiregen.apis import generate_apis
 from wiregen.notation import NotationError, parse
 from wiregen.python import generate
 
-WIRE = Path(__file__).resolve().parent.parent / "src" / "semel" / "wire"
+ROOT = Path(__file__).resolve().parent.parent
+WIRE = ROOT / "src" / "semel" / "wire"
+BROKER = ROOT / "src" / "semel" / "broker"
 MESSAGES_INIT = '"""Kafka\'s messages, one module an API. Generated: see tools/generate_wire.py."""\n'
 
 
@@ -25,13 +28,16 @@ def wanted_files() -> dict[Path, str]:
     }
     files[WIRE / "messages" / "__init__.py"] = MESSAGES_INIT
     files[WIRE / "apis.py"] = generate_apis(definitions)
+    for path in sorted((BROKER / "schema").glob("*.wire")):
+        files[BROKER / f"{path.stem}.py"] = generate(parse(path))
     return files
 
 
 def stale_files(wanted: dict[Path, str]) -> list[Path]:
     """Files to write, and files that no definition asks for any more."""
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    return changed + [path for path in sorted((WIRE / "messages").glob("*.py")) if path not in wanted]
+    generated = sorted((WIRE / "messages").glob("*.py")) + sorted(BROKER.glob("*_messages.py"))
+    return changed + [path for path in generated if path not in wanted]
 
 
 def main() -> int:
@@ -49,7 +55,7 @@ def main() -> int:
         return 2
     stale = stale_files(wanted)
     for path in stale:
-        print(f"{'stale' if check else 'written'}: {path.relative_to(WIRE.parent.parent.parent)}")
+        print(f"{'stale' if check else 'written'}: {path.relative_to(ROOT)}")
         if check:
             continue
         if path in wanted:

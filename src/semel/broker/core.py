@@ -7,12 +7,24 @@ bytes to store or files to delete, comes back as an `Effect`, which the server c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from semel.broker.configs import BrokerSetting
+from semel.broker.deadlines import Deadlines
+from semel.broker.decision import Decision, Now
 from semel.broker.entries import Append, Entry
+from semel.broker.group_messages import (
+    GroupDeleted,
+    GroupSettled,
+    OffsetsCommitted,
+    OffsetsRemoved,
+    TxnOffsetsEnded,
+    TxnOffsetsPending,
+)
+from semel.broker.groups.registry import Groups
+from semel.broker.groups.settings import GroupSettings
 from semel.broker.journal_messages import (
     LogStartMoved,
     PartitionsAdded,
@@ -23,6 +35,13 @@ from semel.broker.journal_messages import (
 )
 from semel.broker.producer_ids import ProducerIds
 from semel.broker.topics import Catalog, Partition, Topic
+from semel.broker.transaction_messages import (
+    TransactionEnded,
+    TransactionForgotten,
+    TransactionIdentified,
+    TransactionJoined,
+)
+from semel.broker.transactions.state import Transactions
 from semel.log.partition import AbortedTransaction
 from semel.wire.records import read_end_marker
 
@@ -79,10 +98,16 @@ class Limits:
     default_partitions: int = 1
     max_partitions: int = 20_000
     auto_create_topics: bool = True
+    max_transaction_timeout_ms: int = 900_000
+    max_transaction_partitions: int = 10_000
+    max_open_transactions: int = 100_000
+    """For each principal."""
+    transactional_id_expiration_ms: int = 7 * 24 * 60 * 60 * 1000
+    two_phase_commit: bool = False
 
 
 class Broker:
-    """Topics, partitions and producers, as applied so far."""
+    """Topics, partitions, producers, transactions and groups, as applied so far."""
 
     def __init__(
         self,
@@ -90,6 +115,7 @@ class Broker:
         *,
         identity: Identity,
         limits: Limits,
+        group_settings: GroupSettings | None = None,
         topic_defaults: Mapping[str, str],
         settings: Sequence[BrokerSetting],
         new_id: Callable[[], bytes],
@@ -101,6 +127,9 @@ class Broker:
         self.new_id = new_id
         self.catalog = Catalog(topic_defaults)
         self.producer_ids = ProducerIds()
+        self.transactions = Transactions()
+        self.transaction_deadlines: Deadlines[str] = Deadlines()
+        self.groups = Groups(group_settings or GroupSettings())
         self.catalog_stamp = 0
         """The journal position that a loaded snapshot of the catalog covers."""
 
@@ -125,7 +154,28 @@ class Broker:
                 self.producer_ids.reserve(entry.end_id)
             case LogStartMoved():
                 return self._move_start(entry)
+            case TransactionIdentified():
+                self.transactions.identify(entry)
+            case TransactionJoined():
+                self.transactions.join(entry)
+            case TransactionEnded():
+                self.transactions.end(entry)
+            case TransactionForgotten():
+                self.transactions.forget(entry)
+            case (
+                GroupSettled()
+                | GroupDeleted()
+                | OffsetsCommitted()
+                | OffsetsRemoved()
+                | TxnOffsetsPending()
+                | TxnOffsetsEnded()
+            ):
+                self.groups.apply(entry)
         return None
+
+    def tick(self, now: Now) -> Iterator[Decision]:
+        """Decide what has come due. Each decision must be applied before the next one is asked for."""
+        yield from self.groups.tick(now, self.catalog)
 
     def _append(self, entry: Append) -> Appended | None:
         partition = self.catalog.partition_by_id(entry.topic_id, entry.index)

@@ -11,6 +11,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final, TypeAlias
 
+from semel.broker.group_messages import (
+    GroupDeleted,
+    GroupSettled,
+    OffsetsCommitted,
+    OffsetsRemoved,
+    TxnOffsetsEnded,
+    TxnOffsetsPending,
+)
 from semel.broker.journal_messages import (
     LogStartMoved,
     PartitionsAdded,
@@ -18,6 +26,12 @@ from semel.broker.journal_messages import (
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
+)
+from semel.broker.transaction_messages import (
+    TransactionEnded,
+    TransactionForgotten,
+    TransactionIdentified,
+    TransactionJoined,
 )
 from semel.errors import CorruptionError
 from semel.wire.batch import BatchHeader, Buffer, read_header
@@ -39,8 +53,23 @@ class Append:
         self.batch = batch
 
 
+GroupEntry: TypeAlias = (
+    GroupSettled | GroupDeleted | OffsetsCommitted | OffsetsRemoved | TxnOffsetsPending | TxnOffsetsEnded
+)
+"""An entry of a consumer group, which is named in its `group_id`."""
+TransactionEntry: TypeAlias = (
+    TransactionIdentified | TransactionJoined | TransactionEnded | TransactionForgotten
+)
+"""An entry of a transaction, which is named in its `transactional_id`."""
 Message: TypeAlias = (
-    TopicCreated | TopicDeleted | PartitionsAdded | TopicConfigured | ProducerIdsReserved | LogStartMoved
+    TopicCreated
+    | TopicDeleted
+    | PartitionsAdded
+    | TopicConfigured
+    | ProducerIdsReserved
+    | LogStartMoved
+    | TransactionEntry
+    | GroupEntry
 )
 Entry: TypeAlias = Append | Message
 
@@ -52,6 +81,16 @@ _KINDS: Final[dict[int, type[Message]]] = {
     5: TopicConfigured,
     6: ProducerIdsReserved,
     7: LogStartMoved,
+    10: TransactionIdentified,
+    11: TransactionJoined,
+    12: TransactionEnded,
+    13: TransactionForgotten,
+    20: GroupSettled,
+    21: GroupDeleted,
+    22: OffsetsCommitted,
+    23: OffsetsRemoved,
+    24: TxnOffsetsPending,
+    25: TxnOffsetsEnded,
 }
 _KIND_OF: Final[dict[type[Message], int]] = {message: kind for kind, message in _KINDS.items()}
 

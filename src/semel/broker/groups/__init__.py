@@ -1,0 +1,1 @@
+"""Consumer groups: who is in them, what each member reads, and how far it has come."""
