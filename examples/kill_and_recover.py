@@ -8,7 +8,6 @@ directory, lets the producer finish, and reads everything back with `semel consu
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,46 +28,50 @@ LOG_LINES_SHOWN: Final = 20
 
 
 class BrokerProcess:
-    """`semel serve` as a child process."""
+    """`semel serve` as a child process, which may be killed and started again on its port and directory."""
 
-    def __init__(self, directory: Path, listen: str) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.bootstrap = "127.0.0.1:0"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
         began = time.monotonic()
-        with (directory / "broker.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [SEMEL, "serve", "--data", str(directory / "data"), "--listen", listen],
+        data = str(self._directory / "data")
+        with (self._directory / "broker.log").open("ab") as log:
+            process = subprocess.Popen(
+                [SEMEL, "serve", "--data", data, "--listen", self.bootstrap],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
             )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        ready = re.match(r"ready (\S+)", line)
+        assert process.stdout is not None
+        ready = re.match(r"ready (\S+)", process.stdout.readline())
         if ready is None:
-            self.stop()
-            raise SystemExit(f"the broker did not start; {log_of(directory)}")
+            process.kill()
+            raise SystemExit(f"the broker did not start; {self.log_end()}")
         self.bootstrap = ready.group(1)
-        self.start_seconds = time.monotonic() - began
+        tell("serve", f"ready on {self.bootstrap} after {time.monotonic() - began:.2f} s, pid {process.pid}")
+        return process
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def restart(self) -> None:
+        self.process = self._start()
 
     def kill(self) -> None:
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def stop(self) -> int:
-        self._process.terminate()
-        return self._process.wait(COMMAND_TIMEOUT_S)
+        self.process.terminate()
+        return self.process.wait(COMMAND_TIMEOUT_S)
+
+    def log_end(self) -> str:
+        log = (self._directory / "broker.log").read_text().splitlines()
+        return "\n".join(["its log ends with:", *log[-LOG_LINES_SHOWN:]])
 
 
 def tell(what: str, happened: str) -> None:
     print(f"  {what:<9} {happened}", flush=True)
-
-
-def log_of(directory: Path) -> str:
-    log = (directory / "broker.log").read_text().splitlines()
-    return "\n".join(["the broker's log ends with:", *log[-LOG_LINES_SHOWN:]])
 
 
 def semel(*arguments: str) -> str:
@@ -90,25 +93,24 @@ def main() -> None:
 
 
 def run(directory: Path) -> None:
-    broker = BrokerProcess(directory, "127.0.0.1:0")
-    tell("serve", f"ready on {broker.bootstrap} after {broker.start_seconds:.2f} s, pid {broker.pid}")
+    broker = BrokerProcess(directory)
+    where = ("--bootstrap", broker.bootstrap)
     try:
-        where = ("--bootstrap", broker.bootstrap)
         semel("topic", "create", TOPIC, "--partitions", str(PARTITIONS), *where)
         tell("topic", f"created {TOPIC} with {PARTITIONS} partitions")
-        broker = produce_through_a_kill(broker, directory)
+        produce_through_a_kill(broker)
         began = time.monotonic()
         output = semel("consume", TOPIC, "--format", r"%p %k %v\n", "--exit-at-end", *where)
         tell("consume", f"{output.count(chr(10)):,} records in {time.monotonic() - began:.1f} s")
         if not judge(output):
-            raise SystemExit(f"this must not happen; {log_of(directory)}")
+            raise SystemExit(f"the broker lost or doubled records; {broker.log_end()}")
         tell("stop", f"SIGTERM, exit code {broker.stop()}")
     finally:
         broker.kill()
 
 
-def produce_through_a_kill(broker: BrokerProcess, directory: Path) -> BrokerProcess:
-    """Send all records, and kill the broker on the way; its successor."""
+def produce_through_a_kill(broker: BrokerProcess) -> None:
+    """Send all records, and kill the broker on the way."""
     began = time.monotonic()
     producer = subprocess.Popen(
         [SEMEL, "produce", TOPIC, "--key-separator", ":", "--quiet", "--bootstrap", broker.bootstrap],
@@ -121,18 +123,14 @@ def produce_through_a_kill(broker: BrokerProcess, directory: Path) -> BrokerProc
         producer.stdin.write(lines(0, KILL_AFTER))
         producer.stdin.flush()
         broker.kill()
-        tell("kill -9", f"pid {broker.pid}, with {KILL_AFTER:,} records handed to the producer")
-        successor = BrokerProcess(directory, broker.bootstrap)
-        tell("serve", f"ready again after {successor.start_seconds:.2f} s, pid {successor.pid}")
-        producer.stdin.write(lines(KILL_AFTER, RECORDS))
-        producer.stdin.close()
-        if producer.wait(COMMAND_TIMEOUT_S) != 0:
-            successor.kill()
-            raise SystemExit(f"the producer failed, as it says above; {log_of(directory)}")
-        tell("produce", f"all {RECORDS:,} acknowledged after {time.monotonic() - began:.1f} s")
-        return successor
+        tell("kill -9", f"pid {broker.process.pid}, with {KILL_AFTER:,} records handed to the producer")
+        broker.restart()
+        producer.communicate(lines(KILL_AFTER, RECORDS), COMMAND_TIMEOUT_S)
     finally:
         producer.kill()
+    if producer.returncode != 0:
+        raise SystemExit(f"the producer failed, as it says above; the broker: {broker.log_end()}")
+    tell("produce", f"all {RECORDS:,} acknowledged after {time.monotonic() - began:.1f} s")
 
 
 def judge(output: str) -> bool:
