@@ -1,0 +1,59 @@
+"""Fixtures for tests of a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from broker_process import BrokerProcess
+
+from semel.embedded import Broker
+
+StartBroker = Callable[..., BrokerProcess]
+
+
+@pytest.fixture
+def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
+    """Start broker processes; they are killed and their logs shown when the test is over."""
+    started: list[BrokerProcess] = []
+
+    def start(directory: Path | None = None, *, in_memory: bool = False, **settings: object) -> BrokerProcess:
+        named = {name.replace("_", "."): str(value) for name, value in settings.items()}
+        broker = BrokerProcess(directory or tmp_path / f"broker-{len(started)}", named, in_memory=in_memory)
+        started.append(broker)
+        return broker.start()
+
+    yield start
+    for broker in started:
+        broker.kill()
+        print(f"--- log of {broker.directory.name} ---\n{broker.log}")
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> BrokerProcess:
+    """A durable broker process with the default settings."""
+    return start_broker()
+
+
+@pytest.fixture(scope="session", params=["serve", "embedded"])
+def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One broker for all tests of clients: a durable process on uvloop, or in memory on asyncio's loop."""
+    if request.param == "embedded":
+        with Broker() as embedded:
+            yield embedded.bootstrap
+        return
+    process = BrokerProcess(tmp_path_factory.mktemp("interop") / "broker").start()
+    try:
+        yield process.bootstrap
+        assert "this is a bug" not in process.log, process.log
+        assert process.stop() == 0, process.log
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name of this test's own."""
+    return f"topic-{uuid.uuid4().hex[:12]}"
