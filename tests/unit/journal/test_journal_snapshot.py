@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from journal_cases import DIRECTORY, FILE_BYTES, Life
+from journal_cases import DIRECTORY, FILE_BYTES, Life, journal_files
 
 from semel.errors import CorruptionError, StorageError
 from semel.journal.chain import Chain
@@ -161,6 +161,16 @@ def test_a_snapshot_whose_journal_was_lost_is_refused() -> None:
         if name.endswith(".journal"):
             disk.unlink(DIRECTORY / name)
     with pytest.raises(CorruptionError, match=f"durable up to {end} .*ends at 0.*files are missing"):
+        loaded(disk)
+
+
+def test_a_snapshot_whose_last_journal_file_was_lost_is_refused() -> None:
+    disk = SimDisk(7)
+    life = Life(disk)
+    end = life.write(*[b"x" * 9000] * 4)
+    take(life, [(end, b"state")], end)
+    disk.unlink(journal_files(disk)[-1])
+    with pytest.raises(CorruptionError, match=f"durable up to {end} .*files are missing"):
         loaded(disk)
 
 
