@@ -108,7 +108,8 @@ def command(
     began = time.monotonic()
     count = run_with_cluster(bootstrap, partial(_produce, topic, how, options))
     if not quiet:
-        click.echo(f"{count:,} records in {time.monotonic() - began:.1f} s", err=True)
+        noun = "record" if count == 1 else "records"
+        click.echo(f"{count:,} {noun} in {time.monotonic() - began:.1f} s", err=True)
 
 
 async def _produce(topic: str, how: Input, options: ProducerOptions, cluster: Cluster) -> int:
