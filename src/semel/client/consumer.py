@@ -36,7 +36,6 @@ from semel.wire.records import Record, read_end_marker, read_records
 FETCH_LANE: Final = "fetch"
 # Later versions name topics by id, which says nothing more to us.
 FETCH_VERSION: Final = 12
-FIRST_BATCH: Final = 0
 
 
 class Start(NamedTuple):
