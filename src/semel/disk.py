@@ -4,7 +4,7 @@ Everything that touches files goes through `Disk` and `File`, so that a whole br
 disk (`semel.testing.simdisk`) and be crashed anywhere. What an implementation owes its callers:
 
 - Bytes are durable after `fdatasync`, and not before. Names (created, renamed, unlinked) are durable after
-  `fsync_dir` of their directory; a directory made by `mkdir` is durable when `mkdir` returns.
+  `fsync_dir` of their directory; a directory made by `mkdir` is durable on return unless told otherwise.
 - After a failed `fdatasync` nothing is known about what was written since the last one that succeeded.
 - Failures of the operating system are raised as `StorageError`, with the `OSError` as their cause.
 - A short write is a failed write: on a regular file it means that the disk is full or ill (`write_fully`).
@@ -85,8 +85,11 @@ class Disk(Protocol):
     def listdir(self, directory: Path) -> list[str]:
         """The names in a directory, sorted."""
 
-    def mkdir(self, directory: Path) -> None:
-        """Make a directory and its parents, durably; it may exist already."""
+    def mkdir(self, directory: Path, *, durable: bool = True) -> None:
+        """Make a directory and its parents; it may exist already.
+
+        If not `durable`, what is made is as volatile as a new file, until `fsync_dir` of where it was made.
+        """
 
     def rename(self, old: Path, new: Path) -> None:
         """Give a file another name, replacing what has that name."""
@@ -254,7 +257,7 @@ class OsDisk:
         except OSError as error:
             raise failure("list", directory, error) from error
 
-    def mkdir(self, directory: Path) -> None:
+    def mkdir(self, directory: Path, *, durable: bool = True) -> None:
         missing: list[Path] = []
         while not directory.exists():
             missing.append(directory)
@@ -264,7 +267,8 @@ class OsDisk:
                 made.mkdir(mode=0o750, exist_ok=True)
             except OSError as error:
                 raise failure("make the directory", made, error) from error
-            self.fsync_dir(made.parent)
+            if durable:
+                self.fsync_dir(made.parent)
 
     def rename(self, old: Path, new: Path) -> None:
         try:

@@ -132,7 +132,8 @@ class OpenFiles:
     def _open(self, path: Path, create: bool) -> File:
         if not create or self._disk.exists(path):
             return self._disk.open(path, writable=True)
-        self._disk.mkdir(path.parent)
+        # A new directory is made durable by the first flush: the writer must not wait for that.
+        self._disk.mkdir(path.parent, durable=False)
         return self._disk.create(path)
 
     def pin(self, segment: HasFile) -> SegmentFile:

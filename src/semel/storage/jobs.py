@@ -34,7 +34,7 @@ class FlushedSegment:
 class FlushJob:
     """Makes all that was revealed of a partition durable in its segments."""
 
-    __slots__ = ("_has_new_names", "flushed", "partition", "parts")
+    __slots__ = ("flushed", "has_new_names", "partition", "parts")
 
     def __init__(
         self, partition: PartitionStore, flushed: Flushed, parts: list[FlushedSegment], has_new_names: bool
@@ -42,7 +42,7 @@ class FlushJob:
         self.partition = partition
         self.flushed = flushed
         self.parts = parts
-        self._has_new_names = has_new_names
+        self.has_new_names = has_new_names
 
     def run(self) -> None:
         """Raises StorageError if the disk fails: nothing counts as flushed then, and the broker recovers."""
@@ -53,11 +53,20 @@ class FlushJob:
             with store.names:
                 if not (store.is_retired or part.segment.is_gone):
                     self._write_index(part)
-        if self._has_new_names:
+        if self.has_new_names:
             with store.names:
                 if store.is_retired or store.is_dropped(self.partition):
                     return
-                store.disk.fsync_dir(self.partition.directory)
+                self._sync_names()
+
+    def _sync_names(self) -> None:
+        store = self.partition.store
+        directory = self.partition.directory
+        store.disk.fsync_dir(directory)
+        if not self.partition.has_durable_directory:
+            store.disk.fsync_dir(directory.parent)
+            store.disk.fsync_dir(store.directory)
+            store.disk.fsync_dir(store.directory.parent)
 
     def _write_index(self, part: FlushedSegment) -> None:
         disk = self.partition.store.disk

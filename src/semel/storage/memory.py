@@ -102,7 +102,7 @@ class MemoryDisk:
     def listdir(self, directory: Path) -> list[str]:
         return sorted(self._names(directory))
 
-    def mkdir(self, directory: Path) -> None:
+    def mkdir(self, directory: Path, *, durable: bool = True) -> None:
         if directory in self._directories:
             return
         self._directories[directory] = set()

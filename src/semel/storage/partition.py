@@ -109,6 +109,7 @@ class PartitionStore:
         "_recovery",
         "end_offset",
         "flushed",
+        "has_durable_directory",
         "partition",
         "revealed_offset",
         "segments",
@@ -126,6 +127,7 @@ class PartitionStore:
         self.revealed_offset = 0
         """What lies below is written and may be read."""
         self.flushed: Flushed | None = None
+        self.has_durable_directory = False
         self._pending: list[Placement] = []
         """The batches between `revealed_offset` and `end_offset`. Bounded by what the journal lets wait."""
         self._planned_size = 0
@@ -349,8 +351,8 @@ class PartitionStore:
 
     def begin_flush(self) -> FlushJob | None:
         """The job that makes durable what is revealed now; None if that is done or under way."""
-        flushed = self.flushed
-        if self._flush is not None or (flushed is not None and flushed.end_offset == self.revealed_offset):
+        flushed_offset = 0 if self.flushed is None else self.flushed.end_offset
+        if self._flush is not None or flushed_offset == self.revealed_offset:
             return None
         if self._open_transactions is None:
             self._load_end()
@@ -380,6 +382,7 @@ class PartitionStore:
         """The job has run without an error."""
         self._flush = None
         self.flushed = job.flushed
+        self.has_durable_directory = self.has_durable_directory or job.has_new_names
         for part in job.parts:
             part.segment.is_durable_name = True
             if part.segment.index is not None:
@@ -575,6 +578,7 @@ class PartitionStore:
         self.flushed = self._recorded = flushed
         if flushed is not None:
             self._compacted_offset = UNKNOWN
+            self.has_durable_directory = True
             self.end_offset = self.revealed_offset = flushed.end_offset
             self._open_transactions = None
             self._restore_segments(self._recovery, flushed, log_start_offset)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from semel.storage.segment import ScannedBatch, read_fully, scan
-from semel.wire.records import first_offset_at_or_after, read_records
+from semel.wire.batch import InvalidBatch
+from semel.wire.records import read_records
 
 if TYPE_CHECKING:
     from semel.storage.partition import PartitionStore
+
+MAX_OPENED_BYTES: Final = 16 * 1024 * 1024
+"""A batch that would be larger than this when opened, or cannot be opened, counts as one record."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,14 +62,19 @@ def _first_in_segment(
 def _first_in_batch(
     stored: bytes, batch: ScannedBatch, timestamp: int, start_offset: int
 ) -> TimestampedOffset | None:
-    if batch.base_offset >= start_offset:
-        first = first_offset_at_or_after(stored, timestamp)
-        return None if first is None else TimestampedOffset(*first)
-    # The log begins within this batch: what lies before is no longer there.
-    for record in read_records(stored):
-        if record.offset >= start_offset and record.timestamp >= timestamp:
-            return TimestampedOffset(record.offset, record.timestamp)
+    for found in _times(stored, batch, start_offset):
+        if found.timestamp >= timestamp:
+            return found
     return None
+
+
+def _times(stored: bytes, batch: ScannedBatch, start_offset: int) -> list[TimestampedOffset]:
+    """When the records of a batch are from; only from `start_offset` on, since the log may begin within."""
+    try:
+        records = read_records(stored, MAX_OPENED_BYTES)
+    except InvalidBatch:
+        return [TimestampedOffset(max(batch.base_offset, start_offset), batch.max_timestamp)]
+    return [TimestampedOffset(r.offset, r.timestamp) for r in records if r.offset >= start_offset]
 
 
 def newest(partition: PartitionStore, start_offset: int, end_offset: int) -> TimestampedOffset | None:
@@ -92,17 +101,18 @@ def _newest_in_segment(
     # It lies before the start: only a look at everything after the start helps.
     segment = partition.segments[i]
     file = partition.store.files.get(segment)
-    timestamps = [
-        batch.max_timestamp
-        for batch in scan(file, partition.locate(i, start_offset)[0], segment.size)
-        if batch.base_offset < end_offset
-    ]
-    while timestamps and found is None:
-        timestamp = max(timestamps)
-        found = _first_in_segment(partition, i, timestamp, start_offset, end_offset)
-        # The batch that the log begins in may owe its largest timestamp to a record before the start.
-        timestamps.remove(timestamp)
-    return found
+    timestamps: list[int] = []
+    for batch in scan(file, partition.locate(i, start_offset)[0], segment.size):
+        if batch.base_offset >= start_offset:
+            timestamps.append(batch.max_timestamp)
+        else:
+            stored = read_fully(file, batch.size, batch.position)
+            timestamps.extend(found.timestamp for found in _times(stored, batch, start_offset))
+        if batch.end_offset >= end_offset:
+            break
+    if not timestamps:
+        return None
+    return _first_in_segment(partition, i, max(timestamps), start_offset, end_offset)
 
 
 def _max_timestamp_before(partition: PartitionStore, i: int, end_offset: int) -> int:

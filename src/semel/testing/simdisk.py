@@ -255,6 +255,7 @@ class SimDisk:
         self._durable_names: dict[Path, _Node] = {}
         self._changes: list[_Change] = []
         self._directories: set[Path] = {Path("/"), Path()}
+        self._volatile_directories: set[Path] = set()
         self._dark = False
 
     # What a broker uses
@@ -282,8 +283,11 @@ class SimDisk:
         files = {path.name for path in self._names if path.parent == directory}
         return sorted(files | {path.name for path in self._directories if path.parent == directory != path})
 
-    def mkdir(self, directory: Path) -> None:
-        self._directories.update((directory, *directory.parents))
+    def mkdir(self, directory: Path, *, durable: bool = True) -> None:
+        made = {directory, *directory.parents} - self._directories
+        self._directories |= made
+        if not durable:
+            self._volatile_directories |= made
 
     def rename(self, old: Path, new: Path) -> None:
         self.begin("rename", f"rename to {new.name}", old)
@@ -301,10 +305,12 @@ class SimDisk:
         if self.listdir(directory):
             raise failure("delete the directory", directory, _os_error(errno.ENOTEMPTY))
         self._directories.discard(directory)
+        self._volatile_directories.discard(directory)
 
     def fsync_dir(self, directory: Path) -> None:
         self.begin("sync_dir", "sync the directory", directory)
         self._settle_names([change for change in self._changes if change.path.parent == directory])
+        self._volatile_directories = {made for made in self._volatile_directories if made.parent != directory}
         self.end()
 
     def lock(self, path: Path) -> SimLock:
@@ -324,6 +330,7 @@ class SimDisk:
         """Fail the power and bring it back: what was not synced survives in part, at random."""
         self._settle_names([change for change in self._changes if self._random.random() < 0.5])
         self._changes.clear()
+        self._lose_directories()
         self._names = dict(self._durable_names)
         for node in dict.fromkeys(self._names.values()):
             self._crash_node(node)
@@ -430,6 +437,14 @@ class SimDisk:
         for change in changes:
             change.apply(self._durable_names)
         self._changes = [change for change in self._changes if id(change) not in settled]
+
+    def _lose_directories(self) -> None:
+        """Let some of the directories go that were never synced, with all that is in them."""
+        lost = {made for made in sorted(self._volatile_directories) if self._random.random() < 0.5}
+        self._volatile_directories.clear()
+        self._directories = {kept for kept in self._directories if lost.isdisjoint((kept, *kept.parents))}
+        for path in [path for path in self._durable_names if not lost.isdisjoint(path.parents)]:
+            del self._durable_names[path]
 
     def _write_some_back(self, node: _Node) -> None:
         for sector in sorted(node.dirty):

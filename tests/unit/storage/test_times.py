@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from storage_cases import SMALL, TOPIC_ID, batch_at, put, records_at
 
@@ -43,6 +43,7 @@ def test_the_first_record_at_or_after_a_time(
 
 
 @given(timestamps, st.integers(0, 120), st.integers(0, 120))
+@example([[0, 0, 0], [0, 0, 0, 0], [0, 0, 0, -1]], 10, 8)
 @settings(max_examples=150, deadline=None)
 def test_the_first_record_with_the_largest_time(times: list[list[int]], start: int, end: int) -> None:
     partition, records = partition_of(times, b"x" * 60)
@@ -76,3 +77,11 @@ def test_append_time_is_the_time_of_every_record(partition: PartitionStore, want
 def test_an_empty_partition_has_no_times(partition: PartitionStore) -> None:
     assert partition.offset_for_time(0, 0, 10) is None
     assert partition.max_timestamp(0, 10) is None
+
+
+def test_a_batch_that_is_not_made_of_records_counts_as_one(partition: PartitionStore) -> None:
+    broken = bytearray(batch_at(0, 3, timestamp=10))
+    broken[61:] = b"\xff" * (len(broken) - 61)
+    put(partition, [bytes(broken), batch_at(3, timestamp=5)])
+    assert partition.offset_for_time(11, 0, 4) == TimestampedOffset(0, 12)
+    assert partition.max_timestamp(1, 4) == TimestampedOffset(1, 12)
