@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.broker.core import Appended, Broker
-from semel.broker.entries import Append, Entry, decode_entry
+from semel.broker.entries import GROUP_ENTRIES, Append, Entry, decode_entry
+from semel.broker.group_messages import GroupPart
 from semel.broker.journal_messages import (
     CatalogPart,
     LogStartMoved,
@@ -67,6 +68,7 @@ class Replay:
         self._broker = broker
         self._store = store
         self._stamps: dict[tuple[bytes, int], int] = {}
+        self._group_stamps: dict[str, int] = {}
         self._catalog_stamp = 0
         self._early: dict[tuple[bytes, int], PartitionPart] = {}
         """Parts of partitions that the catalog's part, stamped before them, does not know yet."""
@@ -80,6 +82,10 @@ class Replay:
             if isinstance(part, CatalogPart):
                 self._catalog_stamp = stamp
                 load_catalog(self._broker, part)
+                continue
+            if isinstance(part, GroupPart):
+                self._group_stamps[part.group_id] = stamp
+                self._broker.groups.load(part)
                 continue
             key = (part.topic_id, part.index)
             self._stamps[key] = stamp
@@ -108,6 +114,9 @@ class Replay:
                 self._append(entry, group, placements)
             elif isinstance(entry, LogStartMoved):
                 if group.end > self._stamps.get((entry.topic_id, entry.index), 0):
+                    self._broker.apply(entry)
+            elif isinstance(entry, GROUP_ENTRIES):
+                if group.end > self._group_stamps.get(entry.group_id, 0):
                     self._broker.apply(entry)
             elif group.end > self._catalog_stamp:
                 self._apply_to_catalog(entry)
@@ -158,6 +167,7 @@ class Replay:
                 log.reveal(log.end_offset)
                 log.reveal_start(log.log_start_offset)
                 view = self._store.partition(topic.topic_id, partition.index)
-                view.delete_below(log.log_start_offset).run()
+                # First trim, which deletes by the names it found: some of them go with what lies below.
                 view.trim(log.log_start_offset)
+                view.delete_below(log.log_start_offset).run()
         self._store.finish_recovery({topic.topic_id for topic in self._broker.catalog}).run()
