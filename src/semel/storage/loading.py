@@ -36,7 +36,8 @@ def load_index(partition: PartitionStore, last: int) -> tuple[SegmentIndex, dict
         segment = segments[i]
         if i > first:
             index = SegmentIndex(segment.base_offset)
-        if index.log_size < segment.size:
+        if index.log_size < segment.size or index.log_size == 0:
+            # Compaction may leave a segment empty, and a crash may take its index: then nothing can be said.
             _scan_into(partition, segment, index, opened)
         elif index.end_offset != segment.end_offset:
             raise CorruptionError(

@@ -414,6 +414,19 @@ def test_what_was_compacted_is_known_after_a_restart(store: Store) -> None:
     assert compact(restored)
 
 
+def test_a_segment_that_compaction_emptied_needs_no_index_after_a_crash(store: Store) -> None:
+    partition = store.partition(TOPIC_ID, 0)
+    put(partition, [keyed(i, ("a", "x" * 100)) for i in range(40)], COMPACTED)
+    close_segments(partition)
+    assert compact(partition)
+    assert partition.segments[0].size == 0
+    store.disk.unlink(partition.segments[0].index_path)
+    restored = Store(store.disk, store.directory).partition(TOPIC_ID, 0)
+    restored.restore(partition.flushed, 0)
+    restored.trim(0)
+    assert values(committed(restored)) == [(39, b"a", b"x" * 100)]
+
+
 def test_deleting_waits_for_the_end_of_a_compaction(store: Store) -> None:
     partition = store.partition(TOPIC_ID, 0)
     put(partition, [keyed(i, (f"k{i}", "x" * 200)) for i in range(20)], COMPACTED)
