@@ -7,22 +7,13 @@ bytes to store or files to delete, comes back as an `Effect`, which the server c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from semel.broker.configs import BrokerSetting
 from semel.broker.deadlines import Deadlines
-from semel.broker.decision import Decision, Now
-from semel.broker.entries import Append, Entry
-from semel.broker.group_messages import (
-    GroupDeleted,
-    GroupSettled,
-    OffsetsCommitted,
-    OffsetsRemoved,
-    TxnOffsetsEnded,
-    TxnOffsetsPending,
-)
+from semel.broker.entries import GROUP_ENTRIES, Append, Entry
 from semel.broker.groups.registry import Groups
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.journal_messages import (
@@ -137,6 +128,9 @@ class Broker:
         """Make `entry` true."""
         if isinstance(entry, Append):
             return self._append(entry)
+        if isinstance(entry, GROUP_ENTRIES):
+            self.groups.apply(entry)
+            return None
         match entry:
             case TopicCreated():
                 configs = {config.name: config.value for config in entry.configs}
@@ -162,20 +156,7 @@ class Broker:
                 self.transactions.end(entry)
             case TransactionForgotten():
                 self.transactions.forget(entry)
-            case (
-                GroupSettled()
-                | GroupDeleted()
-                | OffsetsCommitted()
-                | OffsetsRemoved()
-                | TxnOffsetsPending()
-                | TxnOffsetsEnded()
-            ):
-                self.groups.apply(entry)
         return None
-
-    def tick(self, now: Now) -> Iterator[Decision]:
-        """Decide what has come due. Each decision must be applied before the next one is asked for."""
-        yield from self.groups.tick(now, self.catalog)
 
     def _append(self, entry: Append) -> Appended | None:
         partition = self.catalog.partition_by_id(entry.topic_id, entry.index)

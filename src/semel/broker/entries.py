@@ -57,10 +57,24 @@ GroupEntry: TypeAlias = (
     GroupSettled | GroupDeleted | OffsetsCommitted | OffsetsRemoved | TxnOffsetsPending | TxnOffsetsEnded
 )
 """An entry of a consumer group, which is named in its `group_id`."""
+GROUP_ENTRIES: Final = (
+    GroupSettled,
+    GroupDeleted,
+    OffsetsCommitted,
+    OffsetsRemoved,
+    TxnOffsetsPending,
+    TxnOffsetsEnded,
+)
 TransactionEntry: TypeAlias = (
     TransactionIdentified | TransactionJoined | TransactionEnded | TransactionForgotten
 )
 """An entry of a transaction, which is named in its `transactional_id`."""
+TRANSACTION_ENTRIES: Final = (
+    TransactionIdentified,
+    TransactionJoined,
+    TransactionEnded,
+    TransactionForgotten,
+)
 Message: TypeAlias = (
     TopicCreated
     | TopicDeleted

@@ -11,6 +11,7 @@ from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Append, Entry
 from semel.broker.refusal import Refused
 from semel.broker.topics import Partition, Topic
+from semel.broker.transactions.writing import Writer
 from semel.wire.batch import (
     BatchHeader,
     InvalidBatch,
@@ -36,6 +37,7 @@ _BY_ID = 13
 
 def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -> Decision:
     entries: list[Entry] = []
+    writer = Writer(broker, request.transactional_id, caller.api_version, now)
     taken: set[Partition] = set()
     responses = []
     for data in request.topic_data:
@@ -53,7 +55,7 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
                 if partition in taken:
                     raise Refused(ErrorCode.INVALID_REQUEST, "two batches for one partition in one request")
                 taken.add(partition)
-                parts.append(_append(broker, partition, part.records, entries, now.wall_ms))
+                parts.append(_append(broker, partition, part.records, writer, entries))
             except Refused as refused:
                 parts.append(
                     PartitionProduceResponse(
@@ -80,26 +82,36 @@ def _label(data: TopicProduceData) -> str:
 
 
 def _append(
-    broker: Broker, partition: Partition, records: RecordsField | None, entries: list[Entry], now_ms: int
+    broker: Broker,
+    partition: Partition,
+    records: RecordsField | None,
+    writer: Writer,
+    entries: list[Entry],
 ) -> PartitionProduceResponse:
     if not isinstance(records, memoryview) or not records:
         raise Refused(ErrorCode.INVALID_RECORD, "the request has no batch for this partition")
     batch = records
+    now_ms = writer.now.wall_ms
     header = _judge(partition.topic, batch, now_ms)
     log = partition.log
+    joined: Entry | None = None
     if header.producer_id >= 0:
+        writer.check_identity(header)
         duplicate = log.duplicate_of(header)
         if duplicate is not None:
             return _placed(partition, duplicate.base_offset, duplicate.append_time_ms)
         error = log.refuses(header)
         if error is not None:
             raise Refused(error, _why(error, partition, header))
+        joined = writer.join(partition, header)
     append_time_ms = -1
     if partition.topic.settings.append_time:
         append_time_ms = now_ms
         stamp_append_time(batch, now_ms)
     base_offset = log.end_offset
     place_batch(batch, base_offset, broker.leader_epoch)
+    if joined is not None:
+        entries.append(joined)
     entries.append(Append(partition.topic.topic_id, partition.index, read_header(batch), batch))
     return _placed(partition, base_offset, append_time_ms)
 

@@ -14,31 +14,72 @@ from semel.broker.alter_configs import alter_configs, incremental_alter_configs
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.describe_configs import describe_configs
-from semel.broker.init_producer_id import init_producer_id
+from semel.broker.groups.group_admin import delete_groups, describe_groups, list_groups
+from semel.broker.groups.heartbeat import heartbeat
+from semel.broker.groups.join_group import join_group
+from semel.broker.groups.leave_group import leave_group
+from semel.broker.groups.offset_commit import offset_commit
+from semel.broker.groups.offset_delete import offset_delete
+from semel.broker.groups.offset_fetch import offset_fetch
+from semel.broker.groups.sync_group import sync_group
 from semel.broker.leader_epochs import offset_for_leader_epoch
 from semel.broker.metadata import describe_cluster, describe_topic_partitions, find_coordinator, metadata
 from semel.broker.produce import produce
 from semel.broker.topic_admin import create_partitions, create_topics, delete_records, delete_topics
+from semel.broker.transactions.describing import (
+    describe_producers,
+    describe_transactions,
+    list_transactions,
+)
+from semel.broker.transactions.end_txn import end_txn
+from semel.broker.transactions.init_producer_id import init_producer_id
+from semel.broker.transactions.joining import add_offsets_to_txn, add_partitions_to_txn
+from semel.broker.transactions.markers import write_txn_markers
+from semel.broker.transactions.txn_offset_commit import txn_offset_commit
 from semel.server.connection import Slot
 from semel.wire.apis import APIS, Api, ApiKey
+from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from semel.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from semel.wire.messages.alter_configs import AlterConfigsRequest
-from semel.wire.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from semel.wire.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 from semel.wire.messages.create_partitions import CreatePartitionsRequest
 from semel.wire.messages.create_topics import CreateTopicsRequest
+from semel.wire.messages.delete_groups import DeleteGroupsRequest
 from semel.wire.messages.delete_records import DeleteRecordsRequest
 from semel.wire.messages.delete_topics import DeleteTopicsRequest
 from semel.wire.messages.describe_cluster import DescribeClusterRequest
 from semel.wire.messages.describe_configs import DescribeConfigsRequest
+from semel.wire.messages.describe_groups import DescribeGroupsRequest
 from semel.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from semel.wire.messages.describe_producers import DescribeProducersRequest
 from semel.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from semel.wire.messages.describe_transactions import DescribeTransactionsRequest
+from semel.wire.messages.end_txn import EndTxnRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.find_coordinator import FindCoordinatorRequest
+from semel.wire.messages.heartbeat import HeartbeatRequest
 from semel.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from semel.wire.messages.init_producer_id import InitProducerIdRequest
+from semel.wire.messages.join_group import JoinGroupRequest
+from semel.wire.messages.leave_group import LeaveGroupRequest
+from semel.wire.messages.list_groups import ListGroupsRequest
 from semel.wire.messages.list_offsets import ListOffsetsRequest
+from semel.wire.messages.list_transactions import ListTransactionsRequest
 from semel.wire.messages.metadata import MetadataRequest
+from semel.wire.messages.offset_commit import OffsetCommitRequest
+from semel.wire.messages.offset_delete import OffsetDeleteRequest
+from semel.wire.messages.offset_fetch import OffsetFetchRequest
 from semel.wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 from semel.wire.messages.produce import ProduceRequest
+from semel.wire.messages.sync_group import SyncGroupRequest
+from semel.wire.messages.txn_offset_commit import TxnOffsetCommitRequest
+from semel.wire.messages.write_txn_markers import WriteTxnMarkersRequest
 
 if TYPE_CHECKING:
     from semel.server.node import Node
@@ -79,7 +120,15 @@ def served_apis() -> dict[int, ServedApi]:
             lambda node, slot, request: node.list_offsets(slot, request),
         ),
         _decided(ApiKey.METADATA, MetadataRequest.decode, metadata, reads_only=True),
+        _decided(ApiKey.OFFSET_COMMIT, OffsetCommitRequest.decode, offset_commit),
+        _decided(ApiKey.OFFSET_FETCH, OffsetFetchRequest.decode, offset_fetch),
         _decided(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest.decode, find_coordinator, reads_only=True),
+        _decided(ApiKey.JOIN_GROUP, JoinGroupRequest.decode, join_group),
+        _decided(ApiKey.HEARTBEAT, HeartbeatRequest.decode, heartbeat),
+        _decided(ApiKey.LEAVE_GROUP, LeaveGroupRequest.decode, leave_group),
+        _decided(ApiKey.SYNC_GROUP, SyncGroupRequest.decode, sync_group),
+        _decided(ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest.decode, describe_groups),
+        _decided(ApiKey.LIST_GROUPS, ListGroupsRequest.decode, list_groups),
         _served(
             ApiKey.API_VERSIONS,
             ApiVersionsRequest.decode,
@@ -95,6 +144,14 @@ def served_apis() -> dict[int, ServedApi]:
             offset_for_leader_epoch,
             reads_only=True,
         ),
+        _decided(ApiKey.ADD_PARTITIONS_TO_TXN, AddPartitionsToTxnRequest.decode, add_partitions_to_txn),
+        _decided(ApiKey.ADD_OFFSETS_TO_TXN, AddOffsetsToTxnRequest.decode, add_offsets_to_txn),
+        _decided(ApiKey.END_TXN, EndTxnRequest.decode, end_txn),
+        _decided(ApiKey.WRITE_TXN_MARKERS, WriteTxnMarkersRequest.decode, write_txn_markers),
+        _decided(ApiKey.TXN_OFFSET_COMMIT, TxnOffsetCommitRequest.decode, txn_offset_commit),
+        _decided(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest.decode, describe_producers),
+        _decided(ApiKey.DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest.decode, describe_transactions),
+        _decided(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest.decode, list_transactions),
         _decided(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest.decode, describe_configs, reads_only=True),
         _decided(ApiKey.ALTER_CONFIGS, AlterConfigsRequest.decode, alter_configs),
         _served(
@@ -103,9 +160,11 @@ def served_apis() -> dict[int, ServedApi]:
             lambda node, slot, request: node.describe_log_dirs(slot, request),
         ),
         _decided(ApiKey.CREATE_PARTITIONS, CreatePartitionsRequest.decode, create_partitions),
+        _decided(ApiKey.DELETE_GROUPS, DeleteGroupsRequest.decode, delete_groups),
         _decided(
             ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest.decode, incremental_alter_configs
         ),
+        _decided(ApiKey.OFFSET_DELETE, OffsetDeleteRequest.decode, offset_delete),
         _decided(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest.decode, describe_cluster, reads_only=True),
         _decided(
             ApiKey.DESCRIBE_TOPIC_PARTITIONS,
@@ -118,6 +177,9 @@ def served_apis() -> dict[int, ServedApi]:
 
 
 FINALIZED_FEATURES_EPOCH: Final = 0
+TRANSACTION_VERSION: Final = "transaction.version"
+TRANSACTION_VERSION_2: Final = 2
+"""KIP-890: clients that know it let the epoch be raised at every end of a transaction."""
 
 
 def api_versions(apis: dict[int, ServedApi], error_code: int) -> ApiVersionsResponse:
@@ -132,5 +194,15 @@ def api_versions(apis: dict[int, ServedApi], error_code: int) -> ApiVersionsResp
             )
             for served in apis.values()
         ],
+        supported_features=[
+            SupportedFeatureKey(name=TRANSACTION_VERSION, min_version=0, max_version=TRANSACTION_VERSION_2)
+        ],
         finalized_features_epoch=FINALIZED_FEATURES_EPOCH,
+        finalized_features=[
+            FinalizedFeatureKey(
+                name=TRANSACTION_VERSION,
+                max_version_level=TRANSACTION_VERSION_2,
+                min_version_level=TRANSACTION_VERSION_2,
+            )
+        ],
     )

@@ -20,7 +20,7 @@ from semel.disk import Disk
 from semel.journal.snapshot import SnapshotWriter
 from semel.journal.writer import JournalWriter
 from semel.server.life import Life
-from semel.server.parts import encode_catalog, encode_partition
+from semel.server.parts import encode_catalog, encode_group, encode_partition, encode_transaction
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.storage.partition import Flushed, PartitionStore
@@ -116,23 +116,43 @@ class Checkpointer:
 
     def _parts(self, in_this: dict[PartitionStore, Flushed]) -> Iterator[list[Part]]:
         """The state, a few milliseconds' worth at a time."""
-        broker, dirty = self.life.broker, self.life.dirty
-        partitions = [partition for topic in broker.catalog for partition in topic.partitions]
-        end = self._journal.end
-        parts: list[Part] = [(end, encode_catalog(broker), end)]
+        parts: list[Part] = []
         pause_at = time.perf_counter() + SLICE_S
-        for partition in partitions:
-            view = self.life.store.partition(partition.topic.topic_id, partition.index)
-            if view.flushed is not None:
-                in_this[view] = view.flushed
-            end = self._journal.end
-            parts.append((end, encode_partition(partition, view.flushed), dirty.get(partition, end)))
+        for part in self._every_part(in_this):
+            parts.append(part)
             if time.perf_counter() >= pause_at:
                 yield parts
                 parts = []
                 pause_at = time.perf_counter() + SLICE_S
         if parts:
             yield parts
+
+    def _every_part(self, in_this: dict[PartitionStore, Flushed]) -> Iterator[Part]:
+        """Requests are served between one part and the next: what is gone by its turn is left to the journal."""
+        broker = self.life.broker
+        topics, groups = list(broker.catalog), list(broker.groups)
+        transactions = list(broker.transactions.by_id.values())
+        yield self._stamped(encode_catalog(broker))
+        for topic in topics:
+            for partition in topic.partitions:
+                if topic.topic_id in broker.catalog.by_id:
+                    yield self._partition_part(partition, in_this)
+        for group in groups:
+            if group.is_journaled and broker.groups.by_id.get(group.group_id) is group:
+                yield self._stamped(encode_group(group))
+        for transaction in transactions:
+            if broker.transactions.by_id.get(transaction.transactional_id) is transaction:
+                yield self._stamped(encode_transaction(transaction))
+
+    def _stamped(self, part: bytearray) -> Part:
+        return self._journal.end, part, self._journal.end
+
+    def _partition_part(self, partition: Partition, in_this: dict[PartitionStore, Flushed]) -> Part:
+        view = self.life.store.partition(partition.topic.topic_id, partition.index)
+        if view.flushed is not None:
+            in_this[view] = view.flushed
+        end = self._journal.end
+        return end, encode_partition(partition, view.flushed), self.life.dirty.get(partition, end)
 
     async def _synced(self) -> None:
         done = _Synced()

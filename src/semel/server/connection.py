@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Final, Protocol, cast
 
@@ -185,6 +185,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         self.is_closed = True
+
+    @property
+    def slots(self) -> Iterable[Slot]:
+        """The requests in line."""
+        return self._slots
 
     def park(self, parked: Parked | None) -> None:
         """The first request in line waits for something other than the disk; None when it does no longer."""

@@ -121,6 +121,23 @@ class Life:
             for waiter, reply in released.answers:
                 waiter.answer(reply)
 
+    def end(self, released: int, durable: int) -> list[Waiter]:
+        """The disk has failed. Show what was released, answer what is durable, and tell who is left.
+
+        What is durable but not released is in the journal and perhaps not in its segment: the next life shows it.
+        """
+        self.release(released)
+        self.is_over = True
+        left: list[Waiter] = []
+        for waiting in self.waiting:
+            for waiter, reply in waiting.answers:
+                if waiting.position <= durable:
+                    waiter.answer(reply)
+                else:
+                    left.append(waiter)
+        self.waiting.clear()
+        return left
+
     def _show(self, effect: Effect) -> None:
         match effect:
             case Appended():

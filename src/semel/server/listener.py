@@ -80,6 +80,7 @@ class Server:
         deadline = asyncio.get_running_loop().time() + DRAIN_S
         for connection in self.node.connections:
             connection.stop_reading()
+        self.node.refuse_parked()
         while asyncio.get_running_loop().time() < deadline:
             if all(connection.is_drained for connection in self.node.connections):
                 return

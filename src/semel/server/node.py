@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from semel.broker.core import Broker, Identity, Limits
-from semel.broker.decision import Caller, Now
+from semel.broker.decision import Caller, Decision, Now, Parked
+from semel.broker.groups.settings import GroupSettings
 from semel.broker.produce import produce
+from semel.broker.tick import tick
+from semel.broker.transactions.timeouts import start_clocks
 from semel.disk import Disk, Lock
 from semel.errors import CorruptionError, ProtocolError, StorageError
 from semel.journal.chain import Chain
 from semel.journal.generation import begin_generation
 from semel.journal.settings import JournalSettings
-from semel.journal.snapshot import load_newest
+from semel.journal.snapshot import hold_reserve, load_newest
 from semel.journal.writer import JournalWriter
 from semel.server.apis import ServedApi, api_versions, served_apis
 from semel.server.checkpoint import Checkpointer
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 5.0
 SPACE_CHECK_S: Final = 1.0
+TICK_S: Final = 0.05
+"""How late a deadline of the core may be noticed."""
 _MEMORY_EPOCH: Final = 1
 
 T = TypeVar("T")
@@ -105,9 +110,10 @@ class Node:
             self.layout.make(self._disk)
             self._lock = self._disk.lock(self.layout.lock)
             self._identity = load_identity(self._disk, self.layout.identity, self._identity.node_id)
-            self._begin(await self._loop.run_in_executor(self._worker, self._build, None, None))
+            self._begin(await self._loop.run_in_executor(self._worker, self._build, None, 0, None))
             self._spawn(self._watch_space())
         self._spawn(Upkeep(self).run())
+        self._spawn(self._ticks())
 
     async def stop(self) -> None:
         """Answer what waits, then leave everything on disk as a start would want to find it."""
@@ -151,6 +157,20 @@ class Node:
                 default_partitions=settings.integer("num.partitions"),
                 max_partitions=settings.integer("max.partitions"),
                 auto_create_topics=settings.flag("auto.create.topics.enable"),
+                max_transaction_timeout_ms=settings.integer("transaction.max.timeout.ms"),
+                max_transaction_partitions=settings.integer("transaction.max.partitions"),
+                max_open_transactions=settings.integer("max.open.transactions"),
+                transactional_id_expiration_ms=settings.integer("transactional.id.expiration.ms"),
+                two_phase_commit=settings.flag("transaction.two.phase.commit.enable"),
+            ),
+            group_settings=GroupSettings(
+                min_session_timeout_ms=settings.integer("group.min.session.timeout.ms"),
+                max_session_timeout_ms=settings.integer("group.max.session.timeout.ms"),
+                initial_rebalance_delay_ms=settings.integer("group.initial.rebalance.delay.ms"),
+                max_size=settings.integer("group.max.size"),
+                max_offset_metadata_chars=settings.integer("offset.metadata.max.bytes"),
+                offsets_retention_ms=settings.integer("offsets.retention.minutes") * 60_000,
+                retention_check_interval_ms=settings.integer("offsets.retention.check.interval.ms"),
             ),
             topic_defaults=settings.topic_defaults(),
             settings=settings.described(),
@@ -163,7 +183,7 @@ class Node:
         journal = MemoryJournal(lambda attachments: write_placements(store, attachments))
         return Life(self._new_broker(_MEMORY_EPOCH), store, journal, self.in_background)
 
-    def _build(self, limit: int | None, predecessor: Store | None) -> Life:
+    def _build(self, limit: int | None, synced: int, predecessor: Store | None) -> Life:
         """A life from what is on disk; in a worker thread, since it may take long."""
         disk = self._disk
         assert disk is not None
@@ -171,7 +191,9 @@ class Node:
             durability="fsync" if self.settings.text("durability") == "fsync" else "os",
             file_bytes=self.settings.integer("journal.file.bytes"),
         )
-        chain = Chain.open(disk, self.layout.journal, limit=limit)
+        chain = Chain.open(disk, self.layout.journal, limit=limit, synced=synced)
+        self._check_present(disk, chain)
+        hold_reserve(disk, self.layout.snapshots, 0)
         snapshot = load_newest(disk, self.layout.snapshots, chain)
         if chain.torn is not None:
             log.warning(
@@ -210,9 +232,17 @@ class Node:
         life.dirty = replay.dirty
         return life
 
+    def _check_present(self, disk: Disk, chain: Chain) -> None:
+        if chain.generation == 0 and disk.listdir(self.layout.segments):
+            raise CorruptionError(
+                f"{self.layout.journal} is empty, and yet there are segments in {self.layout.segments}; "
+                "is the journal's volume mounted? Otherwise restore the directory from a backup"
+            )
+
     def _begin(self, life: Life) -> None:
         self._life = life
         self.fetcher.life = life
+        start_clocks(life.broker, self.now())
         if isinstance(life.journal, JournalWriter):
             life.journal.start()
             assert self._disk is not None
@@ -246,21 +276,19 @@ class Node:
         if life is None or life.journal is not journal or life.is_over:
             return
         log.error("the disk failed: %s; refusing writes and recovering from position %d", error, durable)
-        life.release(durable)
-        life.is_over = True
         self._is_recovering = True
-        while life.waiting:
-            for waiter, _ in life.waiting.popleft().answers:
-                if isinstance(waiter, Slot):
-                    self._refuse(waiter)
+        for waiter in life.end(journal.released, durable):
+            if isinstance(waiter, Slot):
+                self._refuse(waiter)
+        self.refuse_parked()
         if not self._is_stopping:
-            self._spawn(self._recover(life, durable))
+            self._spawn(self._recover(life, durable, journal.synced))
 
-    async def _recover(self, life: Life, durable: int) -> None:
+    async def _recover(self, life: Life, durable: int, synced: int) -> None:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                successor = await self.in_worker(lambda: self._build(durable, life.store))
+                successor = await self.in_worker(lambda: self._build(durable, synced, life.store))
                 break
             except CorruptionError:
                 raise
@@ -300,6 +328,18 @@ class Node:
                     log.info("there is room on the disk again: appends are taken")
             await asyncio.sleep(SPACE_CHECK_S)
 
+    async def _ticks(self) -> None:
+        """Ask the core again and again what has come due."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self.life.is_over:
+                continue
+            try:
+                for decision in tick(self.life.broker, self.now()):
+                    self._submit(None, decision)
+            except Exception:
+                log.exception("a deadline could not be dealt with; this is a bug")
+
     def now(self) -> Now:
         return Now(self.clock.wall_ms(), self.clock.monotonic_ms())
 
@@ -318,6 +358,9 @@ class Node:
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._life is not None:
+            for slot in connection.slots:
+                self._life.broker.groups.forget_waiter(slot)
 
     def handle(self, slot: Slot, body: memoryview, pos: int) -> None:
         header = slot.header
@@ -372,11 +415,26 @@ class Node:
         if self._is_recovering and decision.entries:
             self._refuse(slot)
             return
+        self._submit(slot, decision)
+
+    def _submit(self, slot: Slot | None, decision: Decision) -> None:
         try:
             self.life.submit(slot, decision)
         except StorageError:
-            # The writer has failed, and its report is on the way to this loop.
-            self._refuse(slot)
+            # The writer has failed, and its report is on the way to this loop; it refuses what is parked.
+            for waiter, _ in decision.others:
+                if isinstance(waiter, Slot):
+                    self._refuse(waiter)
+            if slot is not None and not isinstance(decision.reply, Parked):
+                self._refuse(slot)
+
+    def refuse_parked(self) -> None:
+        """No other member will come for those who wait in a group: this life is over, or the broker stops."""
+        groups = self.life.broker.groups
+        for waiter in tuple(groups.parked):
+            groups.forget_waiter(waiter)
+            if isinstance(waiter, Slot):
+                self._refuse(waiter)
 
     def _refuse(self, slot: Slot) -> None:
         request = slot.request

@@ -1,4 +1,4 @@
-"""The parts of a snapshot: the catalog, and each partition, as they are written and loaded again.
+"""The parts of a snapshot: the catalog, each partition, group and transaction, written and loaded again.
 
 A part begins with its kind. The messages are in `semel/broker/schema`; kinds are for ever, as those of
 entries are.
@@ -6,9 +6,11 @@ entries are.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.broker.core import Broker
+from semel.broker.group_messages import GroupPart
+from semel.broker.groups.group import Group
 from semel.broker.journal_messages import (
     CatalogPart,
     Config,
@@ -21,13 +23,19 @@ from semel.broker.journal_messages import (
     TopicPart,
 )
 from semel.broker.topics import Partition
+from semel.broker.transaction_messages import TransactionPart
+from semel.broker.transactions.state import Transaction
 from semel.errors import CorruptionError
 from semel.log.partition import EpochStart, PartitionLog
 from semel.log.producers import ProducerState, RememberedBatch
 from semel.storage.partition import Flushed
 
+Part: TypeAlias = CatalogPart | PartitionPart | GroupPart | TransactionPart
+
 _CATALOG: Final = 1
 _PARTITION: Final = 2
+_GROUP: Final = 3
+_TRANSACTION: Final = 4
 _VERSION: Final = 0
 
 
@@ -116,18 +124,30 @@ def flushed_in(part: PartitionPart) -> Flushed | None:
     return None if flushed is None else Flushed(flushed.segment_base, flushed.size, flushed.end_offset)
 
 
-def _encoded(kind: int, part: CatalogPart | PartitionPart) -> bytearray:
+def encode_group(group: Group) -> bytearray:
+    return _encoded(_GROUP, group.part())
+
+
+def encode_transaction(transaction: Transaction) -> bytearray:
+    return _encoded(_TRANSACTION, transaction.part())
+
+
+def _encoded(kind: int, part: Part) -> bytearray:
     out = bytearray((kind, _VERSION))
     part.encode(out, _VERSION, [])
     return out
 
 
-def decode_part(stored: memoryview) -> CatalogPart | PartitionPart:
+def decode_part(stored: memoryview) -> Part:
     match stored[0]:
         case 1:
             return CatalogPart.decode(stored, 2, stored[1])[0]
         case 2:
             return PartitionPart.decode(stored, 2, stored[1])[0]
+        case 3:
+            return GroupPart.decode(stored, 2, stored[1])[0]
+        case 4:
+            return TransactionPart.decode(stored, 2, stored[1])[0]
         case kind:
             raise CorruptionError(
                 f"the snapshot holds a part of kind {kind}: it was written by a newer release"

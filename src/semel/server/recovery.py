@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.broker.core import Appended, Broker
-from semel.broker.entries import GROUP_ENTRIES, Append, Entry, decode_entry
+from semel.broker.entries import GROUP_ENTRIES, TRANSACTION_ENTRIES, Append, Entry, decode_entry
 from semel.broker.group_messages import GroupPart
 from semel.broker.journal_messages import (
     CatalogPart,
@@ -22,6 +22,7 @@ from semel.broker.journal_messages import (
     TopicCreated,
 )
 from semel.broker.topics import Partition, Topic
+from semel.broker.transaction_messages import TransactionPart
 from semel.disk import Disk
 from semel.journal.chain import Group
 from semel.journal.snapshot import Snapshot
@@ -69,6 +70,7 @@ class Replay:
         self._store = store
         self._stamps: dict[tuple[bytes, int], int] = {}
         self._group_stamps: dict[str, int] = {}
+        self._transaction_stamps: dict[str, int] = {}
         self._catalog_stamp = 0
         self._early: dict[tuple[bytes, int], PartitionPart] = {}
         """Parts of partitions that the catalog's part, stamped before them, does not know yet."""
@@ -86,6 +88,10 @@ class Replay:
             if isinstance(part, GroupPart):
                 self._group_stamps[part.group_id] = stamp
                 self._broker.groups.load(part)
+                continue
+            if isinstance(part, TransactionPart):
+                self._transaction_stamps[part.transactional_id] = stamp
+                self._broker.transactions.load(part)
                 continue
             key = (part.topic_id, part.index)
             self._stamps[key] = stamp
@@ -117,6 +123,9 @@ class Replay:
                     self._broker.apply(entry)
             elif isinstance(entry, GROUP_ENTRIES):
                 if group.end > self._group_stamps.get(entry.group_id, 0):
+                    self._broker.apply(entry)
+            elif isinstance(entry, TRANSACTION_ENTRIES):
+                if group.end > self._transaction_stamps.get(entry.transactional_id, 0):
                     self._broker.apply(entry)
             elif group.end > self._catalog_stamp:
                 self._apply_to_catalog(entry)

@@ -18,6 +18,7 @@ from semel.wire.messages.create_partitions import (
     CreatePartitionsTopicResult,
 )
 from semel.wire.messages.create_topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
+from semel.wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from semel.wire.messages.delete_records import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -25,14 +26,34 @@ from semel.wire.messages.delete_records import (
     DeleteRecordsTopicResult,
 )
 from semel.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
+from semel.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from semel.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from semel.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from semel.wire.messages.metadata import MetadataRequest, MetadataResponse, MetadataResponseTopic
+from semel.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from semel.wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from semel.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
 from semel.wire.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
 )
+from semel.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 WHY: Final = "the broker's disk does not take writes at the moment; it recovers by itself, try again"
 
@@ -124,6 +145,94 @@ def _delete_records(request: DeleteRecordsRequest) -> Message:
     )
 
 
+def _join_group(request: JoinGroupRequest) -> Message:
+    return JoinGroupResponse(
+        error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, member_id=request.member_id, protocol_name=""
+    )
+
+
+def _sync_group(request: SyncGroupRequest) -> Message:
+    return SyncGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _heartbeat(request: HeartbeatRequest) -> Message:
+    return HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _leave_group(request: LeaveGroupRequest) -> Message:
+    return LeaveGroupResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _offset_commit(request: OffsetCommitRequest) -> Message:
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                topic_id=topic.topic_id,
+                name=topic.name,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _offset_fetch(request: OffsetFetchRequest) -> Message:
+    """Version 1 has an error for each partition only, later ones for the whole, version 8 for each group."""
+    return OffsetFetchResponse(
+        error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        topics=[
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponsePartition(
+                        partition_index=index,
+                        committed_offset=-1,
+                        metadata="",
+                        error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                    )
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in request.topics or ()
+        ],
+        groups=[
+            OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            for group in request.groups
+        ],
+    )
+
+
+def _offset_delete(request: OffsetDeleteRequest) -> Message:
+    return OffsetDeleteResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _list_groups(request: ListGroupsRequest) -> Message:
+    return ListGroupsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _describe_groups(request: DescribeGroupsRequest) -> Message:
+    return DescribeGroupsResponse(
+        groups=[
+            DescribedGroup(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, group_id=group_id)
+            for group_id in request.groups
+        ]
+    )
+
+
+def _delete_groups(request: DeleteGroupsRequest) -> Message:
+    return DeleteGroupsResponse(
+        results=[
+            DeletableGroupResult(group_id=group_id, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            for group_id in request.groups_names
+        ]
+    )
+
+
 _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.PRODUCE: refuse_produce,
     ApiKey.METADATA: _metadata,
@@ -132,6 +241,16 @@ _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.CREATE_PARTITIONS: _create_partitions,
     ApiKey.DELETE_RECORDS: _delete_records,
+    ApiKey.JOIN_GROUP: _join_group,
+    ApiKey.SYNC_GROUP: _sync_group,
+    ApiKey.HEARTBEAT: _heartbeat,
+    ApiKey.LEAVE_GROUP: _leave_group,
+    ApiKey.OFFSET_COMMIT: _offset_commit,
+    ApiKey.OFFSET_FETCH: _offset_fetch,
+    ApiKey.OFFSET_DELETE: _offset_delete,
+    ApiKey.LIST_GROUPS: _list_groups,
+    ApiKey.DESCRIBE_GROUPS: _describe_groups,
+    ApiKey.DELETE_GROUPS: _delete_groups,
 }
 
 

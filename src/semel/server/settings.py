@@ -125,6 +125,79 @@ _OWN: Final = (
         "log.cleaner.backoff.ms", _L, "15000", "", "how often partitions to compact are looked for", minimum=1
     ),
     ConfigDefinition(
+        "group.min.session.timeout.ms",
+        _I,
+        "6000",
+        "",
+        "the shortest session that a group member may ask for",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "group.max.session.timeout.ms",
+        _I,
+        "1800000",
+        "",
+        "the longest session that a group member may ask for",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "group.initial.rebalance.delay.ms",
+        _I,
+        "0",
+        "",
+        "how long the first member of a group waits for others; Kafka's default is 3000",
+        minimum=0,
+    ),
+    ConfigDefinition("group.max.size", _I, "10000", "", "members of one group at most", minimum=1),
+    ConfigDefinition(
+        "offset.metadata.max.bytes", _I, "4096", "", "text that may be committed with an offset", minimum=0
+    ),
+    ConfigDefinition(
+        "offsets.retention.minutes",
+        _I,
+        "10080",
+        "",
+        "forget offsets of a group so long after its last member left",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "offsets.retention.check.interval.ms",
+        _L,
+        "600000",
+        "",
+        "how often expired offsets are looked for",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "transaction.max.timeout.ms",
+        _I,
+        "900000",
+        "",
+        "the longest transaction timeout that a client may ask for",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "transaction.max.partitions", _I, "10000", "", "partitions in one transaction at most", minimum=1
+    ),
+    ConfigDefinition(
+        "max.open.transactions", _I, "100000", "", "transactions that one principal may have open", minimum=1
+    ),
+    ConfigDefinition(
+        "transactional.id.expiration.ms",
+        _I,
+        "604800000",
+        "",
+        "forget a transactional id that has been idle for so long",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "transaction.two.phase.commit.enable",
+        _B,
+        "false",
+        "",
+        "let clients keep prepared transactions open without a timeout (KIP-939)",
+    ),
+    ConfigDefinition(
         "producer.id.expiration.ms",
         _I,
         "86400000",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from semel.broker.decision import Decision
 from semel.broker.journal_messages import LogStartMoved
 from semel.broker.topics import Partition
+from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
 from semel.log.settings import UNLIMITED
 
@@ -50,7 +51,9 @@ class Upkeep:
                 idle_at = now_ms() + self._idle_limit_ms // 4
 
     async def retain(self) -> None:
-        """Move the start of every log past what is too old or too much."""
+        """Move the start of every log past what is too old or too much; forget idle transactional ids."""
+        for decision in forget_idle(self._node.life.broker, self._node.now()):
+            self._submit(decision)
         partitions = [partition for topic in self._node.life.broker.catalog for partition in topic.partitions]
         for count, partition in enumerate(partitions, start=1):
             self._retain(partition)
@@ -76,11 +79,14 @@ class Upkeep:
         moved = LogStartMoved(
             topic_id=partition.topic.topic_id, index=partition.index, log_start_offset=offset
         )
-        try:
-            life.submit(None, Decision(None, [moved]))
-        except StorageError:
-            return  # The disk has failed; the next life has retention, too.
+        self._submit(Decision(None, [moved]))
         log.info("%s-%d now begins at %d: retention", partition.topic.name, partition.index, offset)
+
+    def _submit(self, decision: Decision) -> None:
+        try:
+            self._node.life.submit(None, decision)
+        except StorageError:
+            return  # The disk has failed; the next life has upkeep, too.
 
     async def compact(self) -> None:
         """Compact the partitions that need it, one at a time."""

@@ -53,8 +53,7 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, caller: Caller, 
 
 
 def refuses_offset(broker: Broker, topic: Topic | None, index: int, metadata: str) -> ErrorCode | None:
-    """Why this offset of one partition cannot be stored, in a transaction or outside of one; None if it can.
-    """
+    """Why this offset of one partition cannot be stored, in a transaction or outside of one; None if it can."""
     if topic is None or topic.partition(index) is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if len(metadata) > broker.groups.settings.max_offset_metadata_chars:

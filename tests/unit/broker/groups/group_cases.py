@@ -17,6 +17,7 @@ from semel.broker.groups.offset_fetch import offset_fetch
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.groups.sync_group import sync_group
 from semel.broker.journal_messages import TopicCreated
+from semel.broker.tick import tick
 from semel.wire.frames import Message
 from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -121,7 +122,7 @@ class Bench:
             self.tick()
 
     def tick(self) -> None:
-        for decision in self.broker.tick(self.now):
+        for decision in tick(self.broker, self.now):
             self.submit(None, decision)
 
     def restart(self) -> None:

@@ -1,0 +1,58 @@
+"""What time does to transactions: those open too long are aborted, ids idle too long are forgotten."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from semel.broker.core import Broker
+from semel.broker.decision import Decision, Now
+from semel.broker.transaction_messages import TransactionForgotten
+from semel.broker.transactions.ending import end_entries, raised
+
+log = logging.getLogger(__name__)
+
+
+def start_clocks(broker: Broker, now: Now) -> None:
+    """After a restart: the rest of each open transaction's time runs, never more than the whole of it."""
+    for transaction in broker.transactions.by_id.values():
+        if transaction.is_open and not transaction.two_phase:
+            elapsed_ms = now.wall_ms - transaction.started_ms
+            rest_ms = min(max(transaction.timeout_ms - elapsed_ms, 0), transaction.timeout_ms)
+            broker.transaction_deadlines.set(transaction.transactional_id, now.monotonic_ms + rest_ms)
+
+
+def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
+    """Each decision must be applied before the next is asked for: they may write to the same partitions."""
+    for transactional_id in broker.transaction_deadlines.due(now.monotonic_ms):
+        transaction = broker.transactions.by_id.get(transactional_id)
+        if transaction is None or not transaction.is_open or transaction.two_phase:
+            continue
+        log.warning(
+            "aborting the transaction of %r: open for longer than its timeout of %d ms, %d partitions, producer %d",
+            transactional_id,
+            transaction.timeout_ms,
+            len(transaction.partitions),
+            transaction.producer_id,
+        )
+        entries = end_entries(
+            broker,
+            transaction,
+            commit=False,
+            successor=raised(broker, transaction),
+            by_broker=True,
+            now_ms=now.wall_ms,
+        )
+        yield Decision(None, entries)
+
+
+def forget_idle(broker: Broker, now: Now) -> Iterator[Decision]:
+    """A client that comes back after this gets a new producer id, and goes on."""
+    limit_ms = now.wall_ms - broker.limits.transactional_id_expiration_ms
+    idle = [
+        transaction.transactional_id
+        for transaction in broker.transactions.by_id.values()
+        if not transaction.is_open and transaction.updated_ms < limit_ms
+    ]
+    for transactional_id in idle:
+        yield Decision(None, [TransactionForgotten(transactional_id=transactional_id)])
