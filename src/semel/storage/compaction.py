@@ -23,12 +23,13 @@ A group of segments is replaced in steps that can be cut anywhere:
     3. delete the old segments but the first, and all their indexes, sync the directory
     4. rename to        <base>.log           sync the directory    and write its index
 
-Readers keep the old files open until `finish` has put the new segment in their place.
+Readers keep the old files open until `finish_compaction` has put the new segment in their place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -60,6 +61,8 @@ DIGEST_BYTES: Final = 16
 """Keys of this length or longer are known by a digest of it."""
 KEY_BYTES: Final = 200
 """About what a key takes in the map."""
+MAX_REPLACED_SEGMENTS: Final = 64
+"""After so many replaced segments a run ends: their files stay open until `finish_compaction`."""
 WRITE_BYTES: Final = 1024 * 1024
 """How much is written at once."""
 
@@ -174,8 +177,20 @@ class CleanedSegment:
             self._buffered = 0
 
 
+class Replacement:
+    """What a compaction made of some segments."""
+
+    __slots__ = ("index", "is_new_file", "segments")
+
+    def __init__(self, segments: list[Segment], index: SegmentIndex, is_new_file: bool) -> None:
+        self.segments = segments
+        self.index = index
+        self.is_new_file = is_new_file
+        """False if there was nothing to change: the file is the old one."""
+
+
 class CompactionJob:
-    """One compaction of one partition, run group by group: `run` in a worker, then `finish_compaction`."""
+    """One compaction of one partition, in one or more runs."""
 
     __slots__ = (
         "_aborted",
@@ -189,10 +204,11 @@ class CompactionJob:
         "_start_offset",
         "_transactions",
         "cleanup",
-        "is_committed",
+        "has_failed",
+        "is_broken",
+        "is_running",
         "partition",
-        "replaced",
-        "replacement",
+        "replacements",
     )
 
     def __init__(
@@ -217,12 +233,13 @@ class CompactionJob:
         self._range_end = segments[-1].end_offset
         self._keys: KeyMap | None = None
         self._groups: list[list[Segment]] = []
-        self.replaced: list[Segment] = []
-        """The segments that the last `run` compacted ..."""
-        self.replacement: SegmentIndex | None = None
-        """... and the index of what is now in their place; None if they have left the log meanwhile."""
-        self.is_committed = False
-        """Whether the last `run` began to replace the files: from then on a failure needs a recovery."""
+        self.replacements: list[Replacement] = []
+        """What was done on disk, and the loop does not know of yet."""
+        self.is_running = False
+        self.has_failed = False
+        """A run has raised. What it was at has not changed, unless ..."""
+        self.is_broken = False
+        """... it was replacing files. The old ones can still be read; a recovery will go on with the new."""
         self.cleanup: DeleteJob | None = None
         """Deletions that had to wait for the end of this."""
 
@@ -233,20 +250,21 @@ class CompactionJob:
 
     @property
     def is_done(self) -> bool:
-        return self._keys is not None and not self._groups
+        return self._is_overtaken() or (self._keys is not None and not self._groups)
 
     def run(self) -> None:
-        """Replace one group of segments. Raises StorageError if the disk fails."""
+        """Replace some segments. Raises StorageError if the disk fails; the partition goes on as it is."""
+        self.is_running = True
         try:
             self._run()
         except StorageError:
             if not self._is_overtaken():
+                self.has_failed = True
                 raise
+        finally:
+            self.is_running = False
 
     def _run(self) -> None:
-        self.is_committed = False
-        self.replaced = []
-        self.replacement = None
         if self.cleanup is not None:
             self.cleanup.run()
             return
@@ -254,8 +272,11 @@ class CompactionJob:
             self._keys = self._read_keys()
             end_offset = self._keys.end_offset
             self._groups = self._grouped([s for s in self._segments if s.base_offset < end_offset])
-        if self._groups:
-            self._clean(self._groups.pop(0), self._keys)
+        replaced = 0
+        while self._groups and replaced < MAX_REPLACED_SEGMENTS and not self._is_overtaken():
+            group = self._groups.pop(0)
+            self._clean(group, self._keys)
+            replaced += len(group)
 
     # Reading the keys.
 
@@ -294,20 +315,29 @@ class CompactionJob:
 
     def _clean(self, group: list[Segment], keys: KeyMap) -> None:
         store = self.partition.store
-        base_offset = group[0].base_offset
-        path = self.partition.directory / cleaned_name(base_offset)
+        path = self.partition.directory / cleaned_name(group[0].base_offset)
         with store.names:
             if self._is_overtaken():
                 return
-            if store.disk.exists(path):
-                store.disk.unlink(path)
+            self._discard(path)
             file = SegmentFile(store.disk.create(path))
-        cleaned = CleanedSegment(file, base_offset, self._settings.index_interval_bytes)
-        for segment in group:
-            source = store.files.get(segment)
-            for batch in scan(source, 0, segment.size):
-                self._keep(batch, read_fully(source, batch.size, batch.position), keys, cleaned)
-        self._settle(group, path, cleaned, keys)
+        cleaned = CleanedSegment(file, group[0].base_offset, self._settings.index_interval_bytes)
+        try:
+            for segment in group:
+                source = store.files.get(segment)
+                for batch in scan(source, 0, segment.size):
+                    self._keep(batch, read_fully(source, batch.size, batch.position), keys, cleaned)
+            self._settle(group, path, cleaned, keys)
+        except StorageError:
+            # The disk may be full: give back what this took.
+            with store.names, suppress(StorageError):
+                if not (self._is_overtaken() or self.is_broken):
+                    self._discard(path)
+            raise
+
+    def _discard(self, path: Path) -> None:
+        if self.partition.store.disk.exists(path):
+            self.partition.store.disk.unlink(path)
 
     def _keep(self, batch: ScannedBatch, stored: bytes, keys: KeyMap, cleaned: CleanedSegment) -> None:
         """Write what stays of a batch."""
@@ -408,15 +438,14 @@ class CompactionJob:
                 store.disk.unlink(path)
                 self._write_index(group[0], block)
         index.block_saved(block)
-        self.replaced = group
-        self.replacement = index
+        self.replacements.append(Replacement(group, index, is_needed))
 
     def _commit(self, group: list[Segment], path: Path, block: bytes) -> None:
         store = self.partition.store
         base_offset, end_offset = group[0].base_offset, group[-1].end_offset
         for segment in group:
             store.files.pin(segment)
-        self.is_committed = True
+        self.is_broken = True
         directory = self.partition.directory
         swap = directory / swap_name(base_offset, end_offset)
         store.disk.rename(path, swap)
@@ -424,6 +453,7 @@ class CompactionJob:
         old = [path for segment in group for path in (segment.path, segment.index_path)]
         finish_swap(store.disk, directory, swap.name, [path.name for path in old if store.disk.exists(path)])
         self._write_index(group[0], block)
+        self.is_broken = False
 
     def _write_index(self, segment: Segment, block: bytes) -> None:
         disk = self.partition.store.disk

@@ -212,9 +212,7 @@ class PartitionStore:
                 break
             self._admit(placement, header)
             admitted += 1
-        if admitted:
-            del self._pending[:admitted]
-            self.store.unflushed[self] = None
+        del self._pending[:admitted]
         self.revealed_offset = max(self.revealed_offset, end_offset)
 
     def _admit(self, placement: Placement, header: BatchHeader) -> None:
@@ -387,10 +385,10 @@ class PartitionStore:
             part.segment.is_durable_name = True
             if part.segment.index is not None:
                 part.segment.index.block_saved(part.block)
-        if self.flushed.end_offset == self.end_offset:
-            self.store.unflushed.pop(self, None)
-            if self.segments and self.segments[-1].index is not None:
-                self.segments[-1].index.forget_recent()
+        if self.flushed.end_offset == self.end_offset and self.segments:
+            index = self.segments[-1].index
+            if index is not None:
+                index.forget_recent()
 
     # Retention.
 
@@ -456,18 +454,24 @@ class PartitionStore:
     # Compaction.
 
     def flush_recorded(self, flushed: Flushed) -> None:
-        """Recovery will never begin at an earlier flush of this partition than this one."""
+        """Recovery will never begin at an earlier flush of this partition than this one.
+
+        Only below that may compaction work: a recovery that begins earlier would append to what it replaced.
+        Mind that recovery may fall back to a snapshot before the newest.
+        """
         self._recorded = flushed
 
     def begin_compaction(
         self, now_ms: int, settings: LogSettings, last_stable_offset: int, last_batches: Mapping[int, int]
     ) -> CompactionJob | None:
-        """A compaction, if there is enough to do and none under way.
+        """A compaction if there is enough to do, or the one that was begun and can go on.
 
         `last_batches` holds the last offset of the last batch of each producer that is still known.
         """
-        if self._compaction is not None or not settings.compacts:
+        if not settings.compacts:
             return None
+        if self._compaction is not None:
+            return self._unfinished_compaction(self._compaction)
         segments = self._compactable(now_ms, settings, last_stable_offset)
         start_offset = self._first_uncompacted()
         dirty = [segment for segment in segments if segment.end_offset > start_offset]
@@ -517,19 +521,33 @@ class PartitionStore:
         oldest_ms = self.index_of(self.segment_holding(dirty[0].base_offset)).first_timestamp
         return now_ms - oldest_ms > settings.max_compaction_lag_ms
 
+    def _unfinished_compaction(self, job: CompactionJob) -> CompactionJob | None:
+        if job.is_running or job.is_broken:
+            return None
+        if not job.has_failed:
+            return job
+        # The disk failed before anything was replaced: begin anew, next time.
+        self._take_over(job)
+        self._compaction = None
+        return None
+
     def finish_compaction(self, job: CompactionJob) -> CompactionJob | None:
         """`run` has returned: put what it made in its place. The job again, if there is more to run."""
-        if job.replacement is not None:
-            self._replace(job.replaced, job.replacement, job.is_committed)
-            if not job.is_done:
-                return job
-            self._compacted_offset = job.end_offset
+        self._take_over(job)
+        if not job.is_done:
+            return job
+        self._compacted_offset = job.end_offset
         if self._deferred_start:
             job.cleanup = self._let_go_below(self._deferred_start)
             self._deferred_start = 0
             return job
         self._compaction = None
         return None
+
+    def _take_over(self, job: CompactionJob) -> None:
+        for replacement in job.replacements:
+            self._replace(replacement.segments, replacement.index, replacement.is_new_file)
+        job.replacements = []
 
     def _replace(self, replaced: list[Segment], index: SegmentIndex, is_new_file: bool) -> None:
         segment = replaced[0]
@@ -549,18 +567,6 @@ class PartitionStore:
         segment.aborted_from = index.first_aborted()
         self.store.indexes.use(segment, index)
 
-    def abandon_compaction(self, job: CompactionJob) -> None:
-        """`run` has raised. If it had not begun to replace files, nothing has changed: try again some day.
-
-        Otherwise raises StorageError: only a recovery knows how to go on.
-        """
-        if job.is_committed:
-            raise StorageError(
-                f"the compaction of {self.directory} failed while it replaced segments; recover, which "
-                "completes it"
-            )
-        self._compaction = None
-
     # Recovery.
 
     def restore(self, flushed: Flushed | None, log_start_offset: int) -> None:
@@ -575,7 +581,7 @@ class PartitionStore:
             names = disk.listdir(directory)
         rolls, rolls_end = self.store.rolls_before(self.topic_id, self.partition)
         self._recovery = Recovery(flushed, names, rolls, rolls_end)
-        self.flushed = self._recorded = flushed
+        self.flushed = flushed
         if flushed is not None:
             self._compacted_offset = UNKNOWN
             self.has_durable_directory = True

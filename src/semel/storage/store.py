@@ -31,8 +31,6 @@ class Store:
         self._partitions: dict[tuple[bytes, int], PartitionStore] = {}
         self._predecessor: Store | None = None
         self.indexes = ResidentIndexes(self.settings.max_index_bytes)
-        self.unflushed: dict[PartitionStore, None] = {}
-        """The partitions with something to flush, in the order in which that began."""
         self.names = Lock()
         """Held by whoever changes names of files, or the content of index files."""
         self.is_retired = False
@@ -73,7 +71,6 @@ class Store:
         """Forget a topic, and say how to remove its files; for when its deletion is on disk."""
         for key in [key for key in self._partitions if key[0] == topic_id]:
             partition = self._partitions.pop(key)
-            self.unflushed.pop(partition, None)
             for segment in partition.segments:
                 self.let_go(segment)
         return DropJob(self, [self.directory / topic_id.hex()])
