@@ -20,6 +20,7 @@ from semel.broker.journal_messages import (
     LogStartMoved,
     PartitionsAdded,
     ProducerIdsReserved,
+    ProducersExpired,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
@@ -148,6 +149,10 @@ class Broker:
                 self.producer_ids.reserve(entry.end_id)
             case LogStartMoved():
                 return self._move_start(entry)
+            case ProducersExpired():
+                partition = self.catalog.partition_by_id(entry.topic_id, entry.index)
+                if partition is not None:
+                    partition.log.forget_producers(entry.producer_ids)
             case TransactionIdentified():
                 self.transactions.identify(entry)
             case TransactionJoined():

@@ -23,6 +23,7 @@ from semel.broker.journal_messages import (
     LogStartMoved,
     PartitionsAdded,
     ProducerIdsReserved,
+    ProducersExpired,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
@@ -82,6 +83,7 @@ Message: TypeAlias = (
     | TopicConfigured
     | ProducerIdsReserved
     | LogStartMoved
+    | ProducersExpired
     | TransactionEntry
     | GroupEntry
 )
@@ -95,6 +97,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     5: TopicConfigured,
     6: ProducerIdsReserved,
     7: LogStartMoved,
+    8: ProducersExpired,
     10: TransactionIdentified,
     11: TransactionJoined,
     12: TransactionEnded,

@@ -19,10 +19,12 @@ from semel.wire.primitives import (
     ended_early,
     malformed,
     null_refused,
+    read_int64s,
     skip_tags,
     unencodable,
     uvarint_tail,
     write_compact_string,
+    write_int64s,
     write_uvarint,
 )
 
@@ -40,6 +42,7 @@ unpack_qqB = Struct(">qqB").unpack_from
 unpack_qqqB = Struct(">qqqB").unpack_from
 pack_U = Struct(">16s").pack
 pack_UB = Struct(">16sB").pack
+pack_Ui = Struct(">16si").pack
 pack_UiB = Struct(">16siB").pack
 pack_UiqB = Struct(">16siqB").pack
 pack_Uiqq = Struct(">16siqq").pack
@@ -333,6 +336,54 @@ class LogStartMoved(MessageStruct):
             out += pack_UiqB(self.topic_id, self.index, self.log_start_offset, 0)
         except UNENCODABLE as error:
             raise unencodable("LogStartMoved", version, error) from error
+
+
+class ProducersExpired(MessageStruct):
+    MIN_VERSION: ClassVar[int] = 0
+    MAX_VERSION: ClassVar[int] = 0
+    FLEXIBLE_FROM: ClassVar[int] = 0
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("topic_id", "index", "producer_ids")
+    __slots__ = FIELDS
+
+    def __init__(
+        self, topic_id: bytes = ZERO_UUID, index: int = 0, producer_ids: list[int] = NEW_LIST
+    ) -> None:
+        self.topic_id = topic_id
+        self.index = index
+        self.producer_ids = [] if producer_ids is NEW_LIST else producer_ids
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[ProducersExpired, int]:
+        producer_ids: list[int]
+        try:
+            topic_id, index, length = unpack_UiB(buf, pos)
+            pos += 21
+            if length > 127:
+                length, pos = uvarint_tail(buf, pos, length)
+            length -= 1
+            if not 0 <= length * 8 <= len(buf) - pos:
+                raise count_refused("ProducersExpired.producer_ids", length, len(buf) - pos)
+            producer_ids = read_int64s(buf, pos, length)
+            pos += length * 8
+            tags = buf[pos]
+            pos += 1
+            if tags:
+                pos = skip_tags(buf, pos, tags)
+        except MALFORMED as error:
+            raise malformed("ProducersExpired", version, error) from None
+        if pos > len(buf):
+            raise ended_early("ProducersExpired", version)
+        return ProducersExpired(topic_id, index, producer_ids), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        try:
+            out += pack_Ui(self.topic_id, self.index)
+            write_uvarint(out, len(self.producer_ids) + 1)
+            write_int64s(out, self.producer_ids)
+            out.append(0)
+        except UNENCODABLE as error:
+            raise unencodable("ProducersExpired", version, error) from error
 
 
 class TopicPart(MessageStruct):

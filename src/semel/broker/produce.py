@@ -33,6 +33,8 @@ from semel.wire.records import scan_records
 
 _ACKS = (-1, 0, 1)
 _BY_ID = 13
+MAX_OPENED_BYTES = 32 * 1024 * 1024
+"""A batch for a compacted topic may not be larger than this when decompressed: it is opened on the loop."""
 
 
 def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -> Decision:
@@ -163,7 +165,7 @@ def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:
 def _check_keys(batch: memoryview) -> None:
     """Compaction goes by key, so every record must have one. This is the only produce that opens a batch."""
     try:
-        keyed = all(record.key is not None for record in scan_records(batch))
+        keyed = all(record.key is not None for record in scan_records(batch, MAX_OPENED_BYTES))
     except InvalidBatch as invalid:
         raise Refused(invalid.code, str(invalid)) from None
     if not keyed:

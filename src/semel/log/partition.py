@@ -13,6 +13,7 @@ are ordered by construction and their first key is the oldest.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from semel.log.producers import ProducerState, RememberedBatch
@@ -144,6 +145,18 @@ class PartitionLog:
         self.log_start_offset = max(self.log_start_offset, offset)
         while len(self.epochs) > 1 and self.epochs[1].start_offset <= self.log_start_offset:
             del self.epochs[0]
+
+    def idle_producers(self, limit_ms: int) -> list[int]:
+        """The producers without an open transaction whose last batch is older than `limit_ms`."""
+        return [
+            producer.producer_id
+            for producer in self.producers.values()
+            if producer.last_timestamp_ms < limit_ms and producer.producer_id not in self.open_transactions
+        ]
+
+    def forget_producers(self, producer_ids: Iterable[int]) -> None:
+        for producer_id in producer_ids:
+            self.producers.pop(producer_id, None)
 
     # Showing.
 

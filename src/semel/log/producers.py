@@ -38,7 +38,6 @@ class RememberedBatch:
         self.base_offset = base_offset
         self.append_time_ms = append_time_ms
 
-
     @property
     def last_offset(self) -> int:
         return self.base_offset + (self.last_sequence - self.first_sequence) % _SEQUENCES

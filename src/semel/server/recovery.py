@@ -19,6 +19,7 @@ from semel.broker.journal_messages import (
     LogStartMoved,
     PartitionPart,
     PartitionsAdded,
+    ProducersExpired,
     TopicCreated,
 )
 from semel.broker.topics import Partition, Topic
@@ -118,7 +119,7 @@ class Replay:
             self.entries += 1
             if isinstance(entry, Append):
                 self._append(entry, group, placements)
-            elif isinstance(entry, LogStartMoved):
+            elif isinstance(entry, LogStartMoved | ProducersExpired):
                 if group.end > self._stamps.get((entry.topic_id, entry.index), 0):
                     self._broker.apply(entry)
             elif isinstance(entry, GROUP_ENTRIES):

@@ -12,6 +12,15 @@ from typing import Final
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Message
+from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from semel.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+)
 from semel.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -27,6 +36,7 @@ from semel.wire.messages.delete_records import (
 )
 from semel.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from semel.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+from semel.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -54,6 +64,12 @@ from semel.wire.messages.produce import (
     TopicProduceResponse,
 )
 from semel.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from semel.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 
 WHY: Final = "the broker's disk does not take writes at the moment; it recovers by itself, try again"
 
@@ -83,6 +99,57 @@ def refuse_produce(request: ProduceRequest, why: str = WHY) -> ProduceResponse |
 
 def _init_producer_id(request: InitProducerIdRequest) -> Message:
     return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_epoch=-1)
+
+
+def _add_partitions_to_txn(request: AddPartitionsToTxnRequest) -> Message:
+    def refused(topics: list[AddPartitionsToTxnTopic]) -> list[AddPartitionsToTxnTopicResult]:
+        return [
+            AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=[
+                    AddPartitionsToTxnPartitionResult(
+                        partition_index=index, partition_error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    )
+                    for index in topic.partitions
+                ],
+            )
+            for topic in topics
+        ]
+
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=refused(request.v3_and_below_topics),
+        results_by_transaction=[
+            AddPartitionsToTxnResult(
+                transactional_id=wanted.transactional_id, topic_results=refused(wanted.topics)
+            )
+            for wanted in request.transactions
+        ],
+    )
+
+
+def _add_offsets_to_txn(request: AddOffsetsToTxnRequest) -> Message:
+    return AddOffsetsToTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _end_txn(request: EndTxnRequest) -> Message:
+    return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _txn_offset_commit(request: TxnOffsetCommitRequest) -> Message:
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=part.partition_index, error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 def _metadata(request: MetadataRequest) -> Message:
@@ -237,6 +304,10 @@ _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.PRODUCE: refuse_produce,
     ApiKey.METADATA: _metadata,
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
+    ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: _add_offsets_to_txn,
+    ApiKey.END_TXN: _end_txn,
+    ApiKey.TXN_OFFSET_COMMIT: _txn_offset_commit,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.CREATE_PARTITIONS: _create_partitions,

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from semel.broker.decision import Decision
-from semel.broker.journal_messages import LogStartMoved
+from semel.broker.journal_messages import LogStartMoved, ProducersExpired
 from semel.broker.topics import Partition
 from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
@@ -31,6 +31,7 @@ class Upkeep:
         settings = node.settings
         self._retention_every_ms = settings.integer("log.retention.check.interval.ms")
         self._compaction_every_ms = settings.integer("log.cleaner.backoff.ms")
+        self._producer_limit_ms = settings.integer("producer.id.expiration.ms")
         self._idle_limit_ms = settings.integer("connections.max.idle.ms")
 
     async def run(self) -> None:
@@ -51,12 +52,13 @@ class Upkeep:
                 idle_at = now_ms() + self._idle_limit_ms // 4
 
     async def retain(self) -> None:
-        """Move the start of every log past what is too old or too much; forget idle transactional ids."""
+        """Move the start of every log past what is too old or too much; forget idle producers."""
         for decision in forget_idle(self._node.life.broker, self._node.now()):
             self._submit(decision)
         partitions = [partition for topic in self._node.life.broker.catalog for partition in topic.partitions]
         for count, partition in enumerate(partitions, start=1):
             self._retain(partition)
+            self._forget_producers(partition)
             if count % PARTITIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
@@ -81,6 +83,14 @@ class Upkeep:
         )
         self._submit(Decision(None, [moved]))
         log.info("%s-%d now begins at %d: retention", partition.topic.name, partition.index, offset)
+
+    def _forget_producers(self, partition: Partition) -> None:
+        idle = partition.log.idle_producers(self._node.clock.wall_ms() - self._producer_limit_ms)
+        if idle:
+            entry = ProducersExpired(
+                topic_id=partition.topic.topic_id, index=partition.index, producer_ids=idle
+            )
+            self._submit(Decision(None, [entry]))
 
     def _submit(self, decision: Decision) -> None:
         try:

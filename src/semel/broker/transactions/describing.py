@@ -103,9 +103,9 @@ def list_transactions(
             return False
         if request.producer_id_filters and transaction.producer_id not in request.producer_id_filters:
             return False
-        if request.duration_filter >= 0:
-            if not transaction.is_open or now.wall_ms - transaction.started_ms < request.duration_filter:
-                return False
+        is_young = not transaction.is_open or now.wall_ms - transaction.started_ms < request.duration_filter
+        if request.duration_filter >= 0 and is_young:
+            return False
         return pattern.fullmatch(transaction.transactional_id) is not None
 
     return Decision(

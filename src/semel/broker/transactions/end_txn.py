@@ -1,7 +1,7 @@
 """EndTxn (26): commit or abort, in one journal group.
 
-Version 5 raises the epoch (KIP-890), so a retry can be told from the end of the next transaction: it has the epoch
-before. Below that a retry is whatever asks for the outcome that is there already.
+Version 5 raises the epoch (KIP-890), so a retry can be told from the end of the next transaction: it has
+the epoch before. Below that a retry is whatever asks for the outcome that is there already.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
 def _by_another_identity(
     transaction: Transaction, request: EndTxnRequest, caller: Caller, raises_epoch: bool
 ) -> Decision:
-    """A retry of the request that raised the epoch, somebody whose time ran out, or somebody who was fenced."""
+    """A retry of the request that raised the epoch, somebody whose time ran out, or somebody fenced."""
     named = (request.producer_id, request.producer_epoch)
     if named == (transaction.last_producer_id, transaction.last_epoch) and not transaction.is_open:
         has_ended = transaction.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)

@@ -1,7 +1,7 @@
 """InitProducerId (22): an identity for a producer; with a transactional id it fences whoever had it before.
 
-Without a transactional id every call gives a fresh producer id at epoch 0. With one, what is open is aborted in the
-same journal group, unless it is a prepared transaction that shall be kept (KIP-939).
+Without a transactional id every call gives a fresh producer id at epoch 0. With one, what is open is
+aborted in the same journal group, unless it is a prepared transaction that shall be kept (KIP-939).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """WriteTxnMarkers (27): an operator ends a transaction that hangs in a partition.
 
-A transaction that the coordinator has open is aborted as a whole, and its producer fenced: a marker in one partition
-would tear it. Committing it by hand is refused. What no coordinator knows gets the marker that was asked for.
+A transaction that the coordinator has open is aborted as a whole, and its producer fenced: a marker in one
+partition would tear it. Committing it by hand is refused. What no coordinator knows gets the marker that
+was asked for.
 """
 
 from __future__ import annotations

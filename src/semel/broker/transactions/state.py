@@ -1,7 +1,8 @@
 """The state of each transactional id, and the table of its transitions.
 
-Only `apply` of an entry changes anything here; the handlers beside this module look and decide. Prepare states
-are passed through within one entry: on one node a transaction is prepared and completed in one journal group.
+Only `apply` of an entry changes anything here; the handlers beside this module look and decide. Prepare
+states are passed through within one entry: on one node a transaction is prepared and completed in one
+journal group.
 """
 
 from __future__ import annotations

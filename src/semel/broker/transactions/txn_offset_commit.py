@@ -1,7 +1,8 @@
 """TxnOffsetCommit (28): a group's offsets, stored when the transaction commits and dropped when it aborts.
 
-Two checks must pass: the producer has the identity of its transactional id, and the consumer is still a member of its
-group (KIP-447). Since version 5 (KIP-890) the group joins the transaction by this; before, it must have been added.
+Two checks must pass: the producer has the identity of its transactional id, and the consumer is still a
+member of its group (KIP-447). Since version 5 (KIP-890) the group joins the transaction by this; before, it
+must have been added.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a Produce must satisfy on behalf of transactions, for each of its batches.
 
-A transactional batch must come from the identity of its transactional id, and its partition must be in the open
-transaction. Clients of version 2 (Produce v12 and later) let it join by the batch itself; for older ones a
-batch outside of its transaction is refused, so that no late one can open a transaction that nobody ends.
+A transactional batch must come from the identity of its transactional id, and its partition must be in the
+open transaction. Clients of version 2 (Produce v12 and later) let it join by the batch itself; for older
+ones a batch outside of its transaction is refused, so that no late one can open a transaction that nobody
+ends.
 """
 
 from __future__ import annotations
