@@ -51,9 +51,14 @@ class Broker:
     @property
     def bootstrap(self) -> str:
         """host:port for `bootstrap.servers`."""
+        return self.server.bootstrap
+
+    @property
+    def server(self) -> Server:
+        """The server behind it, for what is not a client's business."""
         if self._server is None:
             raise SemelError("the broker is not running; use it in a with statement, or call start()")
-        return self._server.bootstrap
+        return self._server
 
     def _new_server(self) -> Server:
         if self._server is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from semel.broker.configs import BrokerSetting
+from semel.broker.counters import Counters
 from semel.broker.deadlines import Deadlines
 from semel.broker.entries import GROUP_ENTRIES, Append, Entry
 from semel.broker.groups.registry import Groups
@@ -111,12 +112,14 @@ class Broker:
         topic_defaults: Mapping[str, str],
         settings: Sequence[BrokerSetting],
         new_id: Callable[[], bytes],
+        counters: Counters | None = None,
     ) -> None:
         self.leader_epoch = leader_epoch
         self.identity = identity
         self.limits = limits
         self.settings = settings
         self.new_id = new_id
+        self.counters = counters or Counters()
         self.catalog = Catalog(topic_defaults)
         self.producer_ids = ProducerIds()
         self.transactions = Transactions()

@@ -101,6 +101,7 @@ def _append(
         writer.check_identity(header)
         duplicate = log.duplicate_of(header)
         if duplicate is not None:
+            broker.counters.duplicates += 1
             return _placed(partition, duplicate.base_offset, duplicate.append_time_ms)
         error = log.refuses(header)
         if error is not None:

@@ -70,7 +70,8 @@ class PartitionLog:
     @property
     def last_stable_offset(self) -> int:
         for first_offset in self.unstable:
-            return min(first_offset, self.high_watermark)
+            # Deleting records may pass an open transaction: nothing below the start counts.
+            return min(max(first_offset, self.shown_start_offset), self.high_watermark)
         return self.high_watermark
 
     def end_of_epoch(self, epoch: int) -> EpochStart:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol
 
 from semel.broker.core import Appended, Broker, Dropped, Effect, StartMoved
@@ -17,6 +18,7 @@ from semel.broker.decision import Decision, Parked, Waiter
 from semel.broker.entries import encode_entry
 from semel.broker.topics import Partition
 from semel.disk import Buffer
+from semel.server.metrics import Metrics
 from semel.storage.partition import Placement
 from semel.storage.store import Store
 from semel.wire.frames import Message
@@ -46,11 +48,13 @@ class Job(Protocol):
 class Waiting:
     """Answers, and what becomes visible with them, at a position of the journal."""
 
-    __slots__ = ("answers", "effects", "position")
+    __slots__ = ("answers", "committed_at_s", "effects", "position")
 
     def __init__(
         self, position: int, answers: list[tuple[Waiter, Message | None]], effects: list[Effect]
     ) -> None:
+        self.committed_at_s = 0.0
+        """When a commit was decided, if this is one."""
         self.position = position
         self.answers = answers
         self.effects = effects
@@ -60,7 +64,12 @@ class Life:
     """The state with its journal and its segments."""
 
     def __init__(
-        self, broker: Broker, store: Store, journal: Journal, in_background: Callable[[Job], None]
+        self,
+        broker: Broker,
+        store: Store,
+        journal: Journal,
+        in_background: Callable[[Job], None],
+        metrics: Metrics | None = None,
     ) -> None:
         self.broker = broker
         self.store = store
@@ -71,6 +80,7 @@ class Life:
         self.dirty: dict[Partition, int] = {}
         """Partitions with batches that are not flushed: where in the journal the first of them may lie."""
         self._in_background = in_background
+        self._metrics = metrics or Metrics()
         self._watchers: dict[Partition, set[Callable[[], None]]] = {}
 
     # Deciding to releasing.
@@ -82,6 +92,7 @@ class Life:
             effects: list[Effect] = []
             placements: list[Placement] = []
             encoded = []
+            commits = self._metrics.deciding(self.broker, decision.entries)
             for entry in decision.entries:
                 effect = self.broker.apply(entry)
                 encoded.append(encode_entry(entry))
@@ -91,12 +102,15 @@ class Life:
                         placements.append(self._place(effect))
             sync = decision.sync or any(not isinstance(effect, Appended) for effect in effects)
             position = self.journal.append(encoded, sync=sync, attachment=placements)
-            self.waiting.append(Waiting(position, answers, effects))
+            waiting = Waiting(position, answers, effects)
+            if commits:
+                waiting.committed_at_s = perf_counter()
+            self.waiting.append(waiting)
         elif self.waiting:
             self.waiting.append(Waiting(self.journal.end, answers, []))
         else:
-            for waiting, reply in answers:
-                waiting.answer(reply)
+            for answered, reply in answers:
+                answered.answer(reply)
             return
         if self.journal.released >= self.waiting[0].position:
             self.release(self.journal.released)
@@ -118,13 +132,15 @@ class Life:
             released = waiting.popleft()
             for effect in released.effects:
                 self._show(effect)
+            if released.committed_at_s:
+                self._metrics.commit_latency.add(perf_counter() - released.committed_at_s)
             for waiter, reply in released.answers:
                 waiter.answer(reply)
 
     def end(self, released: int, durable: int) -> list[Waiter]:
         """The disk has failed. Show what was released, answer what is durable, and tell who is left.
 
-        What is durable but not released is in the journal and perhaps not in its segment: the next life shows it.
+        What is durable but not released is in the journal, perhaps not in its segment: the next life shows it.
         """
         self.release(released)
         self.is_over = True
@@ -165,6 +181,7 @@ class Life:
 
     def _show_drop(self, effect: Dropped) -> None:
         for partition in effect.topic.partitions:
+            self.dirty.pop(partition, None)
             self._wake(partition)
         self._in_background(self.store.drop_topic(effect.topic.topic_id))
 

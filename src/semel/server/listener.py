@@ -13,6 +13,7 @@ from semel.errors import ConfigError
 from semel.server.clock import Clock, SystemClock
 from semel.server.connection import Connection
 from semel.server.intake import Intake
+from semel.server.metrics_endpoint import MetricsEndpoint
 from semel.server.node import Node
 from semel.server.settings import Settings, parse_address
 
@@ -33,6 +34,7 @@ class Server:
             settings.integer("socket.request.max.bytes"), settings.integer("queued.max.request.bytes")
         )
         self._listener: asyncio.Server | None = None
+        self.metrics_endpoint: MetricsEndpoint | None = None
         self._endpoint = Endpoint("", 0)
 
     @property
@@ -53,8 +55,16 @@ class Server:
             raise ConfigError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}; is another broker running there?"
             ) from None
+        await self._start_metrics()
         bound = self._listener.sockets[0].getsockname()
         self._endpoint = self._advertised(host, bound[1])
+
+    async def _start_metrics(self) -> None:
+        text = self.settings.text("metrics.listeners")
+        if text:
+            host, port = parse_address(text, "metrics.listeners")
+            self.metrics_endpoint = MetricsEndpoint(host, port, self.node.render_metrics)
+            await self.metrics_endpoint.start()
 
     def _advertised(self, host: str, port: int) -> Endpoint:
         text = self.settings.text("advertised.listeners")
@@ -69,6 +79,8 @@ class Server:
 
     async def stop(self) -> None:
         """Take no new work, answer what is under way, and leave the data as a start wants to find it."""
+        if self.metrics_endpoint is not None:
+            self.metrics_endpoint.stop()
         if self._listener is not None:
             self._listener.close()
         await self._drain()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from semel.broker.core import Broker, Identity, Limits
+from semel.broker.counters import Counters
 from semel.broker.decision import Caller, Decision, Now, Parked
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.produce import produce
@@ -40,6 +41,7 @@ from semel.server.life import Job, Life
 from semel.server.list_offsets import list_offsets
 from semel.server.log_dirs import describe_log_dirs
 from semel.server.memory_journal import MemoryJournal
+from semel.server.metrics import Metrics
 from semel.server.recovery import Layout, Replay
 from semel.server.refusals import can_refuse, refusal
 from semel.server.settings import Settings
@@ -61,6 +63,7 @@ LAST_RETRY_S: Final = 5.0
 SPACE_CHECK_S: Final = 1.0
 TICK_S: Final = 0.05
 """How late a deadline of the core may be noticed."""
+MEMORY_SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _MEMORY_EPOCH: Final = 1
 
 T = TypeVar("T")
@@ -75,6 +78,8 @@ class Node:
         self.clock = clock
         self.apis: dict[int, ServedApi] = served_apis()
         self.connections: set[Connection] = set()
+        self.metrics = Metrics()
+        self._counters = Counters()
         self.fetcher = Fetcher(
             settings.integer("fetch.max.bytes"),
             FetchSessions(
@@ -94,6 +99,10 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_connections = settings.integer("max.connections")
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self._disk is None
 
     @property
     def life(self) -> Life:
@@ -172,16 +181,24 @@ class Node:
                 offsets_retention_ms=settings.integer("offsets.retention.minutes") * 60_000,
                 retention_check_interval_ms=settings.integer("offsets.retention.check.interval.ms"),
             ),
-            topic_defaults=settings.topic_defaults(),
+            topic_defaults=self._topic_defaults(),
             settings=settings.described(),
             new_id=new_topic_id,
+            counters=self._counters,
         )
+
+    def _topic_defaults(self) -> dict[str, str]:
+        defaults = self.settings.topic_defaults()
+        if self.is_in_memory:
+            # A segment is one piece of memory: of Kafka's gigabyte, no retention would give anything back.
+            defaults.setdefault("segment.bytes", str(MEMORY_SEGMENT_BYTES))
+        return defaults
 
     def _in_memory(self) -> Life:
         self._identity = Identity(new_cluster_id(), self._identity.node_id)
         store = Store(MemoryDisk(), Path("memory"))
         journal = MemoryJournal(lambda attachments: write_placements(store, attachments))
-        return Life(self._new_broker(_MEMORY_EPOCH), store, journal, self.in_background)
+        return Life(self._new_broker(_MEMORY_EPOCH), store, journal, self.in_background, self.metrics)
 
     def _build(self, limit: int | None, synced: int, predecessor: Store | None) -> Life:
         """A life from what is on disk; in a worker thread, since it may take long."""
@@ -228,7 +245,7 @@ class Node:
             on_released=lambda position: self._from_thread(self._released, journal, position),
             on_failure=lambda error, durable: self._from_thread(self._failed, journal, error, durable),
         )
-        life = Life(broker, store, journal, self.in_background)
+        life = Life(broker, store, journal, self.in_background, self.metrics)
         life.dirty = replay.dirty
         return life
 
@@ -343,6 +360,9 @@ class Node:
     def now(self) -> Now:
         return Now(self.clock.wall_ms(), self.clock.monotonic_ms())
 
+    def render_metrics(self) -> str:
+        return self.metrics.render(self.life.broker, len(self.connections), self.clock.wall_ms())
+
     # Connections and requests.
 
     def opened(self, connection: Connection) -> bool:
@@ -370,6 +390,7 @@ class Node:
             return
         request, _ = served.decode(body, pos, header.api_version)
         slot.request = request
+        self.metrics.requested(served.api.name)
         try:
             if served.decide is not None:
                 self._decide(served, slot, request)

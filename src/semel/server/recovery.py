@@ -171,6 +171,10 @@ class Replay:
     def finish(self) -> None:
         """All of it is durable: show it, and leave nothing behind in the segments that is not part of it."""
         self._broker.producer_ids.skip_given()
+        by_id = self._broker.catalog.by_id
+        self.dirty = {
+            partition: first for partition, first in self.dirty.items() if partition.topic.topic_id in by_id
+        }
         for topic in self._broker.catalog:
             for partition in topic.partitions:
                 log = partition.log

@@ -29,6 +29,9 @@ _OWN: Final = (
     ConfigDefinition(
         "advertised.listeners", _S, "", "", "host:port that clients are told; empty for the one listened on"
     ),
+    ConfigDefinition(
+        "metrics.listeners", _S, "", "", "host:port to serve Prometheus metrics on; empty for not at all"
+    ),
     ConfigDefinition("node.id", _I, "1", "", "the broker's id in metadata", minimum=0),
     ConfigDefinition(
         "durability",

@@ -12,6 +12,7 @@ from semel.broker.topics import Partition
 from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
 from semel.log.settings import UNLIMITED
+from semel.storage.partition import PartitionStore
 
 if TYPE_CHECKING:
     from semel.server.node import Node
@@ -110,6 +111,8 @@ class Upkeep:
         if life.is_over:
             return
         view = life.store.partition(partition.topic.topic_id, partition.index)
+        if self._node.is_in_memory:
+            _count_as_flushed(view)
         last_batches = {
             producer.producer_id: producer.batches[-1].last_offset
             for producer in partition.log.producers.values()
@@ -135,3 +138,13 @@ class Upkeep:
         for connection in tuple(self._node.connections):
             if now_ms - connection.last_active_ms > self._idle_limit_ms:
                 connection.close(f"nothing heard for {self._idle_limit_ms} ms (connections.max.idle.ms)")
+
+
+def _count_as_flushed(view: PartitionStore) -> None:
+    """Compaction stays below what a recovery could go back to; in memory there is none to go back."""
+    job = view.begin_flush()
+    if job is not None:
+        job.run()
+        view.finish_flush(job)
+    if view.flushed is not None:
+        view.flush_recorded(view.flushed)

@@ -35,6 +35,7 @@ def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
             len(transaction.partitions),
             transaction.producer_id,
         )
+        broker.counters.timed_out += 1
         entries = end_entries(
             broker,
             transaction,
