@@ -24,6 +24,9 @@ class Waiter(Protocol):
 
     def answer(self, response: Message | None) -> None: ...
 
+    def refuse(self) -> None:
+        """There will be no answer: the disk has failed, or the broker stops. The client may try again."""
+
 
 @dataclass(slots=True, frozen=True)
 class Endpoint:

@@ -9,6 +9,7 @@ flushed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any, Final
 from semel.broker.decision import Decision
 from semel.broker.topics import Partition
 from semel.disk import Disk
+from semel.errors import StorageError
 from semel.journal.snapshot import SnapshotWriter
 from semel.journal.writer import JournalWriter
 from semel.server.life import Life
@@ -25,6 +27,8 @@ from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.storage.partition import Flushed, PartitionStore
 from semel.wire.frames import Message
+
+log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.002
 """How long the loop may be kept by a snapshot at a time."""
@@ -40,7 +44,13 @@ class Checkpointer:
     """Takes checkpoints of one life."""
 
     def __init__(
-        self, life: Life, disk: Disk, layout: Layout, settings: Settings, in_worker: InWorker
+        self,
+        life: Life,
+        disk: Disk,
+        layout: Layout,
+        settings: Settings,
+        in_worker: InWorker,
+        elapsed_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         assert isinstance(life.journal, JournalWriter)
         self.life = life
@@ -48,6 +58,7 @@ class Checkpointer:
         self._disk = disk
         self._layout = layout
         self._in_worker = in_worker
+        self._elapsed_s = elapsed_s
         self._snapshot_every = settings.integer("snapshot.interval.bytes")
         self._flush_every = settings.integer("flush.interval.bytes")
         self._snapshot_at = self._journal.end
@@ -61,11 +72,18 @@ class Checkpointer:
             await asyncio.sleep(LOOK_EVERY_S)
             if self._journal.end - self._flushed_at >= self._flush_every:
                 await self.flush()
-                await self.snapshot()
+                await self._try_snapshot()
             elif self._journal.end - self._snapshot_at >= self._snapshot_every:
-                await self.snapshot()
+                await self._try_snapshot()
             elif not self._journal.reserve_ready:
                 self._journal.restore_reserve()
+
+    async def _try_snapshot(self) -> None:
+        """A snapshot that fails harms nobody: the journal is kept, and the next one is tried in its time."""
+        try:
+            await self.snapshot()
+        except StorageError as error:
+            log.warning("no snapshot was taken, so the journal stays: %s", error)
 
     async def flush(self) -> None:
         """Make every dirty partition's segments durable, one after the other."""
@@ -117,13 +135,13 @@ class Checkpointer:
     def _parts(self, in_this: dict[PartitionStore, Flushed]) -> Iterator[list[Part]]:
         """The state, a few milliseconds' worth at a time."""
         parts: list[Part] = []
-        pause_at = time.perf_counter() + SLICE_S
+        pause_at = self._elapsed_s() + SLICE_S
         for part in self._every_part(in_this):
             parts.append(part)
-            if time.perf_counter() >= pause_at:
+            if self._elapsed_s() >= pause_at:
                 yield parts
                 parts = []
-                pause_at = time.perf_counter() + SLICE_S
+                pause_at = self._elapsed_s() + SLICE_S
         if parts:
             yield parts
 
@@ -174,3 +192,7 @@ class _Synced:
     def answer(self, response: Message | None) -> None:
         if not self.future.done():
             self.future.set_result(None)
+
+    def refuse(self) -> None:
+        if not self.future.done():
+            self.future.set_exception(StorageError("the journal has failed"))

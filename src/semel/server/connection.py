@@ -22,6 +22,7 @@ from typing import Final, Protocol, cast
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
 from semel.server.intake import Intake
+from semel.server.refusals import can_refuse, refusal
 from semel.wire.frames import FrameBuffer, Message, RequestHeader, decode_request_header, response_frame
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,14 @@ class Slot:
                 header.api_key, header.api_version, header.correlation_id, response
             )
         self._finish()
+
+    def refuse(self) -> None:
+        """Tell the client to try again; where no answer can say so, the end of the connection does."""
+        request = self.request
+        if request is not None and can_refuse(request.API_KEY):
+            self.answer(refusal(request))
+        else:
+            self._connection.abort()
 
     def answer_as_version(self, response: Message, version: int) -> None:
         """Answer in another version than was asked for: only for ApiVersions that we do not know."""

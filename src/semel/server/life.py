@@ -137,22 +137,20 @@ class Life:
             for waiter, reply in released.answers:
                 waiter.answer(reply)
 
-    def end(self, released: int, durable: int) -> list[Waiter]:
-        """The disk has failed. Show what was released, answer what is durable, and tell who is left.
+    def end(self, released: int, durable: int) -> None:
+        """The disk has failed. Show what was released, answer what is durable, and refuse the rest.
 
         What is durable but not released is in the journal, perhaps not in its segment: the next life shows it.
         """
         self.release(released)
         self.is_over = True
-        left: list[Waiter] = []
-        for waiting in self.waiting:
-            for waiter, reply in waiting.answers:
-                if waiting.position <= durable:
+        waiting, self.waiting = self.waiting, deque()
+        for left in waiting:
+            for waiter, reply in left.answers:
+                if left.position <= durable:
                     waiter.answer(reply)
                 else:
-                    left.append(waiter)
-        self.waiting.clear()
-        return left
+                    waiter.refuse()
 
     def _show(self, effect: Effect) -> None:
         match effect:

@@ -25,29 +25,25 @@ from semel.broker.tick import tick
 from semel.broker.transactions.timeouts import start_clocks
 from semel.disk import Disk, Lock
 from semel.errors import CorruptionError, ProtocolError, StorageError
-from semel.journal.chain import Chain
-from semel.journal.generation import begin_generation
 from semel.journal.settings import JournalSettings
-from semel.journal.snapshot import hold_reserve, load_newest
 from semel.journal.writer import JournalWriter
 from semel.server.apis import ServedApi, api_versions, served_apis
+from semel.server.building import build_life, write_placements
 from semel.server.checkpoint import Checkpointer
 from semel.server.clock import Clock
 from semel.server.connection import Connection, Slot
 from semel.server.fetch import Fetcher
 from semel.server.fetch_sessions import FetchSessions
 from semel.server.identity import load_identity, new_cluster_id
-from semel.server.life import Job, Life
+from semel.server.life import Job, Journal, Life
 from semel.server.list_offsets import list_offsets
 from semel.server.log_dirs import describe_log_dirs
 from semel.server.memory_journal import MemoryJournal
 from semel.server.metrics import Metrics
-from semel.server.recovery import Layout, Replay
-from semel.server.refusals import can_refuse, refusal
+from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.server.upkeep import Upkeep
 from semel.storage.memory import MemoryDisk
-from semel.storage.partition import Placement
 from semel.storage.store import Store
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
@@ -157,7 +153,7 @@ class Node:
 
     # Lives.
 
-    def _new_broker(self, leader_epoch: int) -> Broker:
+    def new_broker(self, leader_epoch: int) -> Broker:
         settings = self.settings
         return Broker(
             leader_epoch,
@@ -198,63 +194,34 @@ class Node:
         self._identity = Identity(new_cluster_id(), self._identity.node_id)
         store = Store(MemoryDisk(), Path("memory"))
         journal = MemoryJournal(lambda attachments: write_placements(store, attachments))
-        return Life(self._new_broker(_MEMORY_EPOCH), store, journal, self.in_background, self.metrics)
+        return Life(self.new_broker(_MEMORY_EPOCH), store, journal, self.in_background, self.metrics)
 
     def _build(self, limit: int | None, synced: int, predecessor: Store | None) -> Life:
         """A life from what is on disk; in a worker thread, since it may take long."""
-        disk = self._disk
-        assert disk is not None
+        assert self._disk is not None
         settings = JournalSettings(
             durability="fsync" if self.settings.text("durability") == "fsync" else "os",
             file_bytes=self.settings.integer("journal.file.bytes"),
         )
-        chain = Chain.open(disk, self.layout.journal, limit=limit, synced=synced)
-        self._check_present(disk, chain)
-        hold_reserve(disk, self.layout.snapshots, 0)
-        snapshot = load_newest(disk, self.layout.snapshots, chain)
-        if chain.torn is not None:
-            log.warning(
-                "the last write before the stop was not complete; cut %s at %d",
-                chain.torn.path,
-                chain.torn.position,
-            )
-        generation = begin_generation(
-            disk,
-            self.layout.journal,
-            chain,
+        return build_life(
+            self,
+            self._disk,
+            self.layout,
             settings,
-            salt=int.from_bytes(os.urandom(8)),
-            above=0 if snapshot is None else snapshot.generation,
+            salt=new_salt,
+            limit=limit,
+            synced=synced,
+            predecessor=predecessor,
         )
-        broker = self._new_broker(generation.number)
-        store = Store(disk, self.layout.segments) if predecessor is None else predecessor.successor()
-        replay = Replay(broker, store)
-        horizon = 0
-        if snapshot is not None:
-            horizon = snapshot.horizon
-            replay.load(snapshot)
-        for group in generation.chain.groups(horizon):
-            replay.replay(group)
-        replay.finish()
-        journal = JournalWriter(
-            disk,
-            self.layout.journal,
-            generation,
-            settings,
-            after_sync=lambda attachments: write_placements(store, attachments),
-            on_released=lambda position: self._from_thread(self._released, journal, position),
-            on_failure=lambda error, durable: self._from_thread(self._failed, journal, error, durable),
-        )
-        life = Life(broker, store, journal, self.in_background, self.metrics)
-        life.dirty = replay.dirty
-        return life
 
-    def _check_present(self, disk: Disk, chain: Chain) -> None:
-        if chain.generation == 0 and disk.listdir(self.layout.segments):
-            raise CorruptionError(
-                f"{self.layout.journal} is empty, and yet there are segments in {self.layout.segments}; "
-                "is the journal's volume mounted? Otherwise restore the directory from a backup"
-            )
+    def new_life(self, broker: Broker, store: Store, journal: Journal) -> Life:
+        return Life(broker, store, journal, self.in_background)
+
+    def journal_released(self, journal: JournalWriter, position: int) -> None:
+        self._from_thread(self._released, journal, position)
+
+    def journal_failed(self, journal: JournalWriter, error: BaseException, durable: int) -> None:
+        self._from_thread(self._failed, journal, error, durable)
 
     def _begin(self, life: Life) -> None:
         self._life = life
@@ -294,9 +261,7 @@ class Node:
             return
         log.error("the disk failed: %s; refusing writes and recovering from position %d", error, durable)
         self._is_recovering = True
-        for waiter in life.end(journal.released, durable):
-            if isinstance(waiter, Slot):
-                self._refuse(waiter)
+        life.end(journal.released, durable)
         self.refuse_parked()
         if not self._is_stopping:
             self._spawn(self._recover(life, durable, journal.synced))
@@ -419,10 +384,10 @@ class Node:
     def _decide(self, served: ServedApi, slot: Slot, request: Message) -> None:
         assert served.decide is not None
         if self._is_recovering and not served.reads_only:
-            self._refuse(slot)
+            slot.refuse()
             return
         if self._is_short_of_space and served.decide is produce:
-            self._refuse(slot)
+            slot.refuse()
             return
         connection = slot.connection
         caller = Caller(
@@ -434,7 +399,7 @@ class Node:
         )
         decision = served.decide(self.life.broker, request, caller, self.now())
         if self._is_recovering and decision.entries:
-            self._refuse(slot)
+            slot.refuse()
             return
         self._submit(slot, decision)
 
@@ -444,25 +409,16 @@ class Node:
         except StorageError:
             # The writer has failed, and its report is on the way to this loop; it refuses what is parked.
             for waiter, _ in decision.others:
-                if isinstance(waiter, Slot):
-                    self._refuse(waiter)
+                waiter.refuse()
             if slot is not None and not isinstance(decision.reply, Parked):
-                self._refuse(slot)
+                slot.refuse()
 
     def refuse_parked(self) -> None:
         """No other member will come for those who wait in a group: this life is over, or the broker stops."""
         groups = self.life.broker.groups
         for waiter in tuple(groups.parked):
             groups.forget_waiter(waiter)
-            if isinstance(waiter, Slot):
-                self._refuse(waiter)
-
-    def _refuse(self, slot: Slot) -> None:
-        request = slot.request
-        if request is not None and can_refuse(request.API_KEY):
-            slot.answer(refusal(request))
-        else:
-            slot.connection.abort()
+            waiter.refuse()
 
     def fetch(self, slot: Slot, request: FetchRequest) -> None:
         self.fetcher.fetch(slot, request, self.clock.monotonic_ms())
@@ -475,17 +431,12 @@ class Node:
         slot.answer(describe_log_dirs(self.life, directory, self._disk, request))
 
 
-def write_placements(store: Store, attachments: list[object]) -> None:
-    """Write the batches of groups that are durable to their segments."""
-    placements: list[Placement] = []
-    for attachment in attachments:
-        assert isinstance(attachment, list)
-        placements += attachment
-    store.write(placements)
-
-
 def new_topic_id() -> bytes:
     return os.urandom(16)
+
+
+def new_salt() -> int:
+    return int.from_bytes(os.urandom(8))
 
 
 def _job_done(done: Future[None]) -> None:

@@ -18,6 +18,7 @@ from semel.broker.groups.settings import GroupSettings
 from semel.broker.groups.sync_group import sync_group
 from semel.broker.journal_messages import TopicCreated
 from semel.broker.tick import tick
+from semel.broker.tick import tick
 from semel.wire.frames import Message
 from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -48,6 +49,9 @@ class Asked:
     def __init__(self, version: int) -> None:
         self.version = version
         self.answers: list[Message | None] = []
+
+    def refuse(self) -> None:
+        raise AssertionError("the disk never fails here")
 
     def answer(self, response: Message | None) -> None:
         if response is not None:
