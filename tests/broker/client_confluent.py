@@ -23,7 +23,7 @@ class Confluent:
     """librdkafka, through its Python binding."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = {"bootstrap.servers": bootstrap}
+        self._bootstrap = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._admin = AdminClient(dict(self._bootstrap))
 
     def create_topic(self, name: str, partitions: int = 1, configs: dict[str, str] | None = None) -> None:

@@ -127,14 +127,17 @@ def numbers_in(value: bytes) -> tuple[int, int, int]:
     return int(producer), int(partition), int(number)
 
 
-def read_all(bootstrap: str, topic: str, partition: int, start: int | None = None) -> list[Message]:
-    """Everything in a partition from its beginning, or from an offset, to its end at the time of asking."""
+def read_all(bootstrap: str, topic: str, partition: int, *, reset: str = "error") -> list[Message]:
+    """Everything in a partition from its beginning to its end at the time of asking.
+
+    `reset` is what to do when the log begins later than it just did: "earliest" where there is retention.
+    """
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "unused",
             "enable.auto.commit": False,
-            "auto.offset.reset": "error",
+            "auto.offset.reset": reset,
             "enable.partition.eof": True,
             "check.crcs": True,
             "fetch.wait.max.ms": 10,
@@ -142,8 +145,7 @@ def read_all(bootstrap: str, topic: str, partition: int, start: int | None = Non
         }
     )
     try:
-        low, high = _watermarks(consumer, topic, partition)
-        position = low if start is None else max(low, start)
+        position, high = _watermarks(consumer, topic, partition)
         consumer.assign([TopicPartition(topic, partition, position)])
         messages: list[Message] = []
         deadline = time.monotonic() + READ_TIMEOUT_S

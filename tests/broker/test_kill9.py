@@ -41,7 +41,8 @@ def check_all(
     found = {}
     for topic, partitions in topics.items():
         for partition in range(partitions):
-            messages = read_all(broker.bootstrap, topic, partition)
+            reset = "error" if complete else "earliest"
+            messages = read_all(broker.bootstrap, topic, partition, reset=reset)
             check_log(messages, producers, acknowledged, topic, partition, complete=complete)
             found[topic, partition] = messages
     return found
