@@ -13,6 +13,7 @@ some of their sectors reach the second at once, at random, as a kernel's write-b
 `Faults` says which operations fail. Tests give it as an argument; nothing is patched.
 """
 
+import copy
 import errno
 import random
 from collections import Counter
@@ -343,6 +344,12 @@ class SimDisk:
                 if self._random.random() < 0.5:
                     self._reread(node, sector)
         self._end_life()
+
+    def fork(self, dice: random.Random) -> "SimDisk":
+        """A copy of the disk as it is now, with other luck: crash it, and see what would be left."""
+        twin = copy.deepcopy(self)
+        twin._random = dice
+        return twin
 
     def corrupt(self, path: Path, offset: int, mask: int = 0xFF) -> None:
         """Flip bits of a byte, in the cache and on the disk."""
