@@ -630,6 +630,8 @@ class PartitionStore:
                 file = self.store.files.get(segment)
                 if file.size() > segment.size:
                     file.truncate(segment.size)
+                    # If this segment gets no more bytes, no flush will look at it again.
+                    file.fdatasync()
         for name in recovery.names:
             if name not in kept:
                 self.store.disk.unlink(self.directory / name)

@@ -170,8 +170,11 @@ def aborted_by(batches: Iterable[bytes]) -> dict[int, AbortedTransaction]:
 
 
 def put_with_aborts(
-    partition: PartitionStore, batches: list[bytes], aborted: dict[int, AbortedTransaction]
+    partition: PartitionStore,
+    batches: list[bytes],
+    aborted: dict[int, AbortedTransaction],
+    settings: LogSettings = SMALL,
 ) -> None:
     """Append, write and reveal, and say what the markers abort."""
     for batch in batches:
-        put(partition, [batch], aborted=aborted.get(read_header(batch).base_offset))
+        put(partition, [batch], settings, aborted.get(read_header(batch).base_offset))
