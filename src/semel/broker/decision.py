@@ -67,5 +67,7 @@ class Decision:
     entries: list[Entry] = field(default_factory=list)
     others: list[tuple[Waiter, Message]] = field(default_factory=list)
     """Answers to requests that were parked before."""
+    hang_up: str | None = None
+    """Why the client must be cut off: it wants no answers, and has to notice somehow."""
     sync: bool = False
     """Must be on disk before the answers, whatever the durability setting says."""

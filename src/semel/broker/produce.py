@@ -70,7 +70,13 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
         responses.append(
             TopicProduceResponse(topic_id=data.topic_id, name=data.name, partition_responses=parts)
         )
-    return Decision(None if request.acks == 0 else ProduceResponse(responses=responses), entries)
+    if request.acks != 0:
+        return Decision(ProduceResponse(responses=responses), entries)
+    decision = Decision(None, entries)
+    refused_parts = [part for topic in responses for part in topic.partition_responses if part.error_code]
+    if refused_parts:
+        decision.hang_up = f"a produce without acknowledgement failed: {refused_parts[0].error_message}"
+    return decision
 
 
 def _find_topic(broker: Broker, data: TopicProduceData, version: int) -> tuple[Topic | None, ErrorCode]:

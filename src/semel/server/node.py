@@ -194,7 +194,7 @@ class Node:
         self._identity = Identity(new_cluster_id(), self._identity.node_id)
         store = Store(MemoryDisk(), Path("memory"))
         journal = MemoryJournal(lambda attachments: write_placements(store, attachments))
-        return Life(self.new_broker(_MEMORY_EPOCH), store, journal, self.in_background, self.metrics)
+        return self.new_life(self.new_broker(_MEMORY_EPOCH), store, journal)
 
     def _build(self, limit: int | None, synced: int, predecessor: Store | None) -> Life:
         """A life from what is on disk; in a worker thread, since it may take long."""
@@ -215,7 +215,7 @@ class Node:
         )
 
     def new_life(self, broker: Broker, store: Store, journal: Journal) -> Life:
-        return Life(broker, store, journal, self.in_background)
+        return Life(broker, store, journal, self.in_background, self.metrics)
 
     def journal_released(self, journal: JournalWriter, position: int) -> None:
         self._from_thread(self._released, journal, position)
@@ -402,6 +402,8 @@ class Node:
             slot.refuse()
             return
         self._submit(slot, decision)
+        if decision.hang_up is not None:
+            connection.close(decision.hang_up)
 
     def _submit(self, slot: Slot | None, decision: Decision) -> None:
         try:

@@ -51,7 +51,7 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
     if successor is not None:
         reply.producer_id, reply.producer_epoch = successor.producer_id, successor.epoch
     broker.transaction_deadlines.cancel(transaction.transactional_id)
-    return Decision(reply, entries)
+    return Decision(reply, entries, sync=successor is not None and successor.must_sync)
 
 
 def _by_another_identity(

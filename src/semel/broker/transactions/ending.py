@@ -14,7 +14,10 @@ from semel.wire.records import build_end_marker
 
 
 class Identity:
-    """A producer id and an epoch, with the entry that reserves the id if it is a new one."""
+    """A producer id and an epoch, with the entry that reserves the id if it is a new one.
+
+    A decision with such an entry must be on disk before its answer leaves, whatever the durability: no id is given twice.
+    """
 
     __slots__ = ("epoch", "producer_id", "reserved")
 
@@ -22,6 +25,10 @@ class Identity:
         self.producer_id = producer_id
         self.epoch = epoch
         self.reserved = reserved
+
+    @property
+    def must_sync(self) -> bool:
+        return self.reserved is not None
 
 
 def raised(broker: Broker, transaction: Transaction) -> Identity:
@@ -69,10 +76,13 @@ def end_entries(
                     now_ms=now_ms,
                 )
             )
-    for group in transaction.groups:
-        entries.append(
-            TxnOffsetsEnded(group_id=group, producer_id=transaction.open_producer_id, committed=commit)
-        )
+    for group_id in transaction.groups:
+        group = broker.groups.by_id.get(group_id)
+        # A group that was named but got no offsets has nothing to end; it may not even exist.
+        if group is not None and transaction.open_producer_id in group.offsets.pending:
+            entries.append(
+                TxnOffsetsEnded(group_id=group_id, producer_id=transaction.open_producer_id, committed=commit)
+            )
     entries.append(
         TransactionEnded(
             transactional_id=transaction.transactional_id,

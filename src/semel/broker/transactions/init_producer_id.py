@@ -34,6 +34,8 @@ def init_producer_id(broker: Broker, request: InitProducerIdRequest, caller: Cal
 def _refuses(broker: Broker, request: InitProducerIdRequest) -> ErrorCode | None:
     if request.transactional_id == "":
         return ErrorCode.INVALID_REQUEST
+    if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_EPOCH):
+        return ErrorCode.INVALID_REQUEST  # Half an identity is none.
     if request.enable_2pc and not broker.limits.two_phase_commit:
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if request.keep_prepared_txn and not request.enable_2pc:

@@ -33,7 +33,7 @@ def write_txn_markers(broker: Broker, request: WriteTxnMarkersRequest, caller: C
         WritableTxnMarkerResult(producer_id=wanted.producer_id, topics=writing.write(wanted))
         for wanted in request.markers
     ]
-    return Decision(WriteTxnMarkersResponse(markers=results), writing.entries)
+    return Decision(WriteTxnMarkersResponse(markers=results), writing.entries, sync=writing.must_sync)
 
 
 class _Writing:
@@ -45,6 +45,7 @@ class _Writing:
         self._ends: dict[Partition, int] = {}
         self._ended: set[int] = set()
         self.entries: list[Entry] = []
+        self.must_sync = False
 
     def write(self, wanted: WritableTxnMarker) -> list[WritableTxnMarkerTopicResult]:
         return [
@@ -103,11 +104,13 @@ class _Writing:
     def _abort_whole(self, producer_id: int) -> None:
         broker = self._broker
         transaction = broker.transactions.by_producer_id[producer_id]
+        successor = raised(broker, transaction)
+        self.must_sync |= successor.must_sync
         entries = end_entries(
             broker,
             transaction,
             commit=False,
-            successor=raised(broker, transaction),
+            successor=successor,
             by_broker=True,
             now_ms=self._now_ms,
         )

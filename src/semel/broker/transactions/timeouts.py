@@ -36,15 +36,16 @@ def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
             transaction.producer_id,
         )
         broker.counters.timed_out += 1
+        successor = raised(broker, transaction)
         entries = end_entries(
             broker,
             transaction,
             commit=False,
-            successor=raised(broker, transaction),
+            successor=successor,
             by_broker=True,
             now_ms=now.wall_ms,
         )
-        yield Decision(None, entries)
+        yield Decision(None, entries, sync=successor.must_sync)
 
 
 def forget_idle(broker: Broker, now: Now) -> Iterator[Decision]:
