@@ -292,7 +292,7 @@ class Reading:
         if self._committed:
             answer.aborted_transactions = [
                 AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
-                for aborted in view.aborted_in(offset, end_offset)
+                for aborted in view.aborted_in(offset, region.end_offset)
             ]
 
 

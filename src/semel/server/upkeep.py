@@ -124,14 +124,13 @@ class Upkeep:
             partition.log.last_stable_offset,
             last_batches,
         )
-        if job is None:
-            return
-        try:
-            await self._node.in_worker(job.run)
-        except StorageError as error:
-            log.warning("%s-%d was not compacted: %s", partition.topic.name, partition.index, error)
-            return
-        view.finish_compaction(job)
+        while job is not None:
+            try:
+                await self._node.in_worker(job.run)
+            except StorageError as error:
+                log.warning("%s-%d was not compacted: %s", partition.topic.name, partition.index, error)
+                return
+            job = view.finish_compaction(job)
 
     def close_idle(self) -> None:
         now_ms = self._node.clock.monotonic_ms()
