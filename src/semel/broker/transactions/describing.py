@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
@@ -13,7 +14,9 @@ from semel.wire.messages import describe_producers as producers
 from semel.wire.messages import describe_transactions as described
 from semel.wire.messages import list_transactions as listed
 
-_STATES = {state.label: state for state in State}
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""How a transaction that may stay prepared (KIP-939) is told from others: its timeout is the largest there is."""
+_STATES: Final = {state.label: state for state in State}
 
 
 def describe_producers(
@@ -77,7 +80,7 @@ def _described(broker: Broker, transactional_id: str) -> described.TransactionSt
     return described.TransactionState(
         transactional_id=transactional_id,
         transaction_state=transaction.state.label,
-        transaction_timeout_ms=transaction.timeout_ms,
+        transaction_timeout_ms=NO_TIMEOUT_MS if transaction.two_phase else transaction.timeout_ms,
         transaction_start_time_ms=transaction.started_ms,
         producer_id=transaction.producer_id,
         producer_epoch=transaction.epoch,

@@ -16,7 +16,8 @@ from semel.wire.records import build_end_marker
 class Identity:
     """A producer id and an epoch, with the entry that reserves the id if it is a new one.
 
-    A decision with such an entry must be on disk before its answer leaves, whatever the durability: no id is given twice.
+    A decision with such an entry must be on disk before its answer leaves, whatever the durability: no id is
+    given twice.
     """
 
     __slots__ = ("epoch", "producer_id", "reserved")

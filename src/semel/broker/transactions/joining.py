@@ -54,8 +54,12 @@ def join(
     *,
     partitions: Sequence[Partition] = (),
     group: str | None = None,
+    joining: int = 0,
 ) -> TransactionJoined | ErrorCode | None:
-    """The entry by which these join the transaction; None if they are in it; an error if it may not grow."""
+    """The entry by which these join the transaction; None if they are in it; an error if it may not grow.
+
+    `joining` is how many join by the same request before these. Groups count like partitions.
+    """
     joined = [
         JoinedPartition(topic_id=partition.topic.topic_id, index=partition.index)
         for partition in partitions
@@ -65,7 +69,8 @@ def join(
     if transaction.is_open and not joined and not groups:
         return None
     limits = broker.limits
-    if len(transaction.partitions) + len(joined) > limits.max_transaction_partitions:
+    size = len(transaction.partitions) + len(transaction.groups) + joining + len(joined) + len(groups)
+    if size > limits.max_transaction_partitions:
         return ErrorCode.POLICY_VIOLATION
     if not transaction.is_open:
         open_count = broker.transactions.open_by_principal.get(transaction.principal, 0)

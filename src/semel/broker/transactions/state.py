@@ -233,6 +233,8 @@ class Transactions:
     def identify(self, entry: TransactionIdentified) -> None:
         transaction = self.by_id.get(entry.transactional_id)
         if transaction is None:
+            if entry.keeps_open:
+                return  # A replay that begins in the middle of a life that was over before the snapshot.
             transaction = self.by_id[entry.transactional_id] = Transaction(entry.transactional_id)
         self._disown(transaction)
         if transaction.is_open:

@@ -29,7 +29,7 @@ def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
         if transaction is None or not transaction.is_open or transaction.two_phase:
             continue
         log.warning(
-            "aborting the transaction of %r: open longer than its timeout of %d ms, %d partitions, producer %d",
+            "aborting the transaction of %r: open for over its timeout of %d ms, %d partitions, producer %d",
             transactional_id,
             transaction.timeout_ms,
             len(transaction.partitions),

@@ -53,6 +53,8 @@ def _admit(
     broker: Broker, request: TxnOffsetCommitRequest, caller: Caller, now: Now
 ) -> list[Entry] | ErrorCode:
     """What must be journaled before the offsets, or why they are refused."""
+    if not request.group_id:
+        return ErrorCode.INVALID_GROUP_ID
     found = find(
         broker,
         request.transactional_id,

@@ -28,16 +28,18 @@ JOINS_SINCE: Final = 12
 class Writer:
     """The producer of one Produce request."""
 
-    __slots__ = ("_broker", "_transactional_id", "_version", "now")
+    __slots__ = ("_broker", "_joining", "_transactional_id", "_version", "now")
 
     def __init__(self, broker: Broker, transactional_id: str | None, version: int, now: Now) -> None:
         self._broker = broker
         self._transactional_id = transactional_id
         self._version = version
+        self._joining = 0
+        """Partitions that join by this request."""
         self.now = now
 
     def check_identity(self, header: BatchHeader) -> None:
-        """Fence a batch whose producer id belongs to a transactional id and whose epoch is not the one given."""
+        """Fence a batch whose producer id belongs to a transactional id that has another epoch now."""
         if header.is_transactional:
             self._transaction(header)
             return
@@ -54,7 +56,7 @@ class Writer:
             if header.producer_id in partition.log.open_transactions:
                 raise Refused(
                     ErrorCode.INVALID_TXN_STATE,
-                    f"producer {header.producer_id} has a transaction open here; the batch is not part of one",
+                    f"producer {header.producer_id} has a transaction open here; the batch is in none",
                 )
             return None
         transaction = self._transaction(header)
@@ -66,11 +68,12 @@ class Writer:
                 f"{partition.topic.name}-{partition.index} is not in an open transaction of "
                 f"{self._transactional_id!r}; add it first, or abort and begin again",
             )
-        entry = join(self._broker, transaction, self.now, partitions=(partition,))
+        entry = join(self._broker, transaction, self.now, partitions=(partition,), joining=self._joining)
         if isinstance(entry, ErrorCode):
             raise Refused(
                 entry, "the transaction is at this broker's limit of partitions, or there are too many open"
             )
+        self._joining += 1
         return entry
 
     def _transaction(self, header: BatchHeader) -> Transaction:
