@@ -42,6 +42,9 @@ T = TypeVar("T")
 
 FIRST_PAUSE_MS: Final = 50
 MAX_PAUSE_MS: Final = 1_000
+# The markers of a transaction that has just ended are written within milliseconds.
+FIRST_MARKER_PAUSE_MS: Final = 2
+MAX_MARKER_PAUSE_MS: Final = 100
 DEFAULT_RETRY_TIMEOUT_MS: Final = 30_000
 # How long a new topic may take to be known to every broker.
 UNKNOWN_TOPIC_PATIENCE_MS: Final = 500
@@ -54,21 +57,33 @@ FIND_COORDINATOR_VERSION: Final = 3
 DEFAULT_LANE: Final = ""
 
 
+def waits_for_markers(error: RetriableError) -> bool:
+    """The last transaction is being ended still; the broker is the right one, and will be ready at once."""
+    return error.code == ErrorCode.CONCURRENT_TRANSACTIONS
+
+
 class Backoff:
     """Growing pauses between attempts, spread so that many clients do not come back at once."""
 
-    __slots__ = ("_pause_ms",)
+    __slots__ = ("_marker_pause_ms", "_pause_ms")
 
     def __init__(self) -> None:
         self._pause_ms = FIRST_PAUSE_MS
+        self._marker_pause_ms = FIRST_MARKER_PAUSE_MS
 
     def reset(self) -> None:
         """Something succeeded: the next failure is a first one again."""
         self._pause_ms = FIRST_PAUSE_MS
+        self._marker_pause_ms = FIRST_MARKER_PAUSE_MS
 
-    def next_pause_s(self) -> float:
-        pause_ms = self._pause_ms
-        self._pause_ms = min(pause_ms * 2, MAX_PAUSE_MS)
+    def next_pause_s(self, error: RetriableError | None = None) -> float:
+        """How long to wait after this failure."""
+        if error is not None and waits_for_markers(error):
+            pause_ms = self._marker_pause_ms
+            self._marker_pause_ms = min(pause_ms * 2, MAX_MARKER_PAUSE_MS)
+        else:
+            pause_ms = self._pause_ms
+            self._pause_ms = min(pause_ms * 2, MAX_PAUSE_MS)
         return pause_ms * (0.5 + random.random() / 2) / 1000
 
 
@@ -77,6 +92,7 @@ class Cluster:
 
     def __init__(self, bootstrap: str, options: ConnectionOptions | None = None) -> None:
         self.options = options or ConnectionOptions()
+        self.bootstrap = bootstrap
         self._bootstrap = parse_addresses(bootstrap)
         self._view = ClusterView(None, NO_NODE, ())
         self._brokers: dict[int, Broker] = {}
@@ -239,11 +255,12 @@ class Cluster:
             try:
                 return await attempt()
             except RetriableError as error:
-                pause_s = backoff.next_pause_s()
+                pause_s = backoff.next_pause_s(error)
                 waited_ms = (loop.time() + pause_s - began) * 1000
                 if waited_ms > _patience_ms(error, timeout_ms, repeatable):
                     raise
-            self.forget_all()
+                if not waits_for_markers(error):
+                    self.forget_all()
             await asyncio.sleep(pause_s)
 
 

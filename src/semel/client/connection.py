@@ -232,9 +232,12 @@ class Connection(FrameProtocol):
         return answer
 
     def _write(self, message: Request, version: int, correlation_id: int) -> None:
+        assert self._transport is not None, "posted before the connection was made"
+        if self._transport.is_closing():
+            # The peer has hung up, and asyncio is about to say so. From Python 3.12 on it takes no write now.
+            self.connection_lost(None)
         if self._failure is not None:
             raise self._failure
-        assert self._transport is not None, "posted before the connection was made"
         frame = request_frame(message, version, correlation_id, self.options.client_id)
         self._transport.writelines(cast("Iterable[bytes]", frame))
 

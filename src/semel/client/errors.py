@@ -6,7 +6,7 @@ asked for, what the broker answered and, where there is something to do about it
 
 from typing import Final
 
-from semel.errors import AbortableError, BrokerError, FatalError, FencedError, RetriableError
+from semel.errors import AbortableError, BrokerError, FatalError, FencedError, RetriableError, SemelError
 from semel.wire.errors import ErrorCode, error_name, retriable
 
 FENCED: Final = frozenset(
@@ -17,6 +17,21 @@ FENCED: Final = frozenset(
     }
 )
 ABORTABLE: Final = frozenset({ErrorCode.TRANSACTION_ABORTABLE})
+# What no abort mends: whoever meets one of these inside a transaction has lost its transactional id, or may
+# not use it.
+ENDS_PRODUCER: Final = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_VERSION,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    }
+)
+
+FENCED_HINT: Final = "another instance took over, or the transaction timed out: stop this one"
 
 # What a user can do about an answer; codes whose name says it all are left out.
 HINTS: Final[dict[int, str]] = {
@@ -31,6 +46,17 @@ HINTS: Final[dict[int, str]] = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for an ACL on the cluster",
     ErrorCode.INVALID_REPLICATION_FACTOR: "it may not exceed the number of brokers",
     ErrorCode.UNSUPPORTED_VERSION: "the broker is too old for this request",
+    ErrorCode.PRODUCER_FENCED: FENCED_HINT,
+    ErrorCode.INVALID_PRODUCER_EPOCH: FENCED_HINT,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: "the transactional id has expired, or has another producer",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "the broker's transaction.max.timeout.ms is the most it allows",
+    ErrorCode.TRANSACTION_ABORTABLE: "abort the transaction and begin another",
+    ErrorCode.INVALID_TXN_STATE: "nothing was written in it, or it has ended already",
+    ErrorCode.ILLEGAL_GENERATION: "the consumer group has rebalanced; abort, and read what is assigned now",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the consumer has left its group; abort, and join again",
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "ask for an ACL on that transactional id",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for an ACL on that group",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "look for it with `semel txn list`",
 }
 
 
@@ -46,6 +72,14 @@ class UnsupportedRequestError(FatalError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ErrorCode.UNSUPPORTED_VERSION)
+
+
+class UnknownOutcomeError(RetriableError):
+    """A commit was sent and no answer says what became of it. Only the same commit, sent again, may ask."""
+
+
+class TransactionStateError(SemelError):
+    """A call that has no place in the transaction's present state, such as a send before begin."""
 
 
 def broker_error(code: int, what: str, reason: str | None = None) -> BrokerError:
@@ -68,3 +102,15 @@ def check(code: int, what: str, reason: str | None = None) -> None:
     """Raises unless the code says success."""
     if code != ErrorCode.NONE:
         raise broker_error(code, what, reason)
+
+
+def spoiling(error: SemelError) -> SemelError:
+    """What an error means for the transaction it happened in: an end of the producer, or a reason to abort.
+
+    What could be retried has been; whoever still sees it can only abort.
+    """
+    if not isinstance(error, BrokerError) or isinstance(error, AbortableError):
+        return error
+    if error.code in ENDS_PRODUCER:
+        return error
+    return AbortableError(f"the transaction must be aborted: {error}", error.code)

@@ -16,23 +16,25 @@ as a request of its own. Rules:
   `flush`.
 - Without idempotence (`acks` other than all) one batch is in flight at a time, so that retries keep the
   order, but they may write records twice.
+- Inside a transaction (`TransactionScope`) the identity is the transaction's, a partition joins it before its
+  first batch leaves, and a failure is told as what it means for the transaction: abort, or give up.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from semel.client.cluster import Backoff, Cluster
+from semel.client.cluster import Backoff, Cluster, waits_for_markers
 from semel.client.connection import Connection
-from semel.client.errors import broker_error, check
+from semel.client.errors import broker_error, check, spoiling
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError, FatalError, ProtocolError, RetriableError, SemelError
-from semel.wire.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE
+from semel.wire.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, read_header
 from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -68,6 +70,24 @@ class ProducerIdentity(NamedTuple):
 NO_IDENTITY: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
+class TransactionScope:
+    """The transaction that a producer writes in, for as long as both last."""
+
+    __slots__ = ("identity", "join", "produce_version", "transactional_id")
+
+    def __init__(
+        self,
+        transactional_id: str,
+        identity: ProducerIdentity,
+        produce_version: int,
+        join: Callable[[TopicPartition], Awaitable[None]],
+    ) -> None:
+        self.transactional_id = transactional_id
+        self.identity = identity
+        self.produce_version = produce_version
+        self.join = join  # makes a partition part of the transaction
+
+
 @dataclass(slots=True, frozen=True)
 class ProducerOptions:
     codec: Codec = Codec.NONE
@@ -97,9 +117,8 @@ class PendingBatch:
         self.base_sequence = NO_SEQUENCE
         self.encoded: bytearray | None = None
 
-    def add(self, record: Record, size_bytes: int) -> int:
+    def add(self, record: Record) -> int:
         self.records.append(record)
-        self.size_bytes += size_bytes
         return len(self.records) - 1
 
     def succeed(self, base_offset: int) -> None:
@@ -170,12 +189,20 @@ class PartitionQueue:
 class Producer:
     """Sends records to topics. Close it, or use it as an async context manager: both flush."""
 
-    def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ProducerOptions | None = None,
+        transaction: TransactionScope | None = None,
+    ) -> None:
         self.options = options or ProducerOptions()
         if self.options.acks not in (ACKS_ALL, ACKS_NONE, 1):
             raise ConfigError(f"acks is {self.options.acks}: it must be -1 (all), 0 or 1")
+        if transaction is not None and not self.options.is_idempotent:
+            raise ConfigError(f"acks is {self.options.acks}: in a transaction it must be -1 (all)")
         self._cluster = cluster
-        self._identity: ProducerIdentity | None = None
+        self._transaction = transaction
+        self._identity: ProducerIdentity | None = None if transaction is None else transaction.identity
         self._partition_counts: dict[str, int] = {}
         self._sticky: dict[str, int] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
@@ -207,10 +234,7 @@ class Producer:
         headers: Headers = (),
     ) -> PendingRecord:
         """Queues a record, waiting for room if there is none; await the result for the record's offset."""
-        while not self._has_room.is_set() and self._failure is None:
-            await self._has_room.wait()
-        if self._failure is not None:
-            raise self._failure
+        await self.wait_for_room()
         count = self._partition_counts.get(topic)
         if count is None:
             count = await self._open_topic(topic)
@@ -222,6 +246,42 @@ class Producer:
         elif not 0 <= partition < count:
             raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
         return self._add(TopicPartition(topic, partition), record, size_bytes)
+
+    async def wait_for_room(self) -> None:
+        """Waits until the buffer has room; raises if the producer has failed."""
+        while not self._has_room.is_set() and self._failure is None:
+            await self._has_room.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def next_sequence(self, where: TopicPartition) -> int:
+        """The base sequence of the next batch that `queue_encoded` takes for a partition."""
+        queue = self._queues.get(where)
+        return 0 if queue is None else queue.next_sequence
+
+    def queue_encoded(self, where: TopicPartition, encoded: bytearray) -> asyncio.Future[int]:
+        """Queues a batch that was encoded elsewhere, with this producer's identity and the next sequence.
+
+        The result becomes its base offset. A partition takes encoded batches or single records, not both.
+        """
+        header = read_header(encoded)
+        sequence = self.next_sequence(where)
+        given = ProducerIdentity(header.producer_id, header.producer_epoch)
+        if given != self._identity or header.base_sequence != sequence:
+            raise ConfigError(
+                f"a batch for {where} has {given} and sequence {header.base_sequence}, "
+                f"and {self._identity} and {sequence} were due: encode batches in the order of writing"
+            )
+        queue = self._queues.get(where) or self._new_queue(where)
+        loop = asyncio.get_running_loop()
+        batch = PendingBatch(where, loop.time(), loop.create_future())
+        batch.encoded = encoded
+        batch.base_sequence = sequence
+        queue.next_sequence = (sequence + header.record_count) & MAX_SEQUENCE
+        queue.open = batch
+        self._hold(batch, len(encoded))
+        queue.seal()
+        return batch.done
 
     async def flush(self) -> None:
         """Sends everything and waits until it is acknowledged."""
@@ -298,13 +358,18 @@ class Producer:
             queue.open = PendingBatch(queue.where, loop.time(), loop.create_future())
             queue.linger = loop.call_later(self.options.linger_ms / 1000, queue.seal)
         batch = queue.open
-        index = batch.add(record, size_bytes)
-        self._buffered_bytes += size_bytes
-        if self._buffered_bytes >= self.options.buffer_bytes:
-            self._has_room.clear()
+        index = batch.add(record)
+        self._hold(batch, size_bytes)
         if batch.size_bytes >= self.options.batch_bytes:
             queue.seal()
         return PendingRecord(batch, index)
+
+    def _hold(self, batch: PendingBatch, size_bytes: int) -> None:
+        """Counts bytes against the buffer until their batch is acknowledged."""
+        batch.size_bytes += size_bytes
+        self._buffered_bytes += size_bytes
+        if self._buffered_bytes >= self.options.buffer_bytes:
+            self._has_room.clear()
 
     # Sending
 
@@ -313,14 +378,17 @@ class Producer:
         backoff = Backoff()
         while True:
             try:
+                if self._transaction is not None:
+                    await self._transaction.join(queue.where)
                 leader_id = await self._cluster.leader_id(queue.where)
                 connection = await self._cluster.connection(leader_id)
                 await self._stream(queue, connection, backoff)
             except RetriableError as error:
                 if not self._may_retry(queue, error):
                     return
-                self._cluster.forget_topic(queue.where.topic)
-                await asyncio.sleep(backoff.next_pause_s())
+                if not waits_for_markers(error):
+                    self._cluster.forget_topic(queue.where.topic)
+                await asyncio.sleep(backoff.next_pause_s(error))
             except SemelError as error:
                 self._fail(error)
                 return
@@ -357,8 +425,10 @@ class Producer:
         await connection.ready()
         if batch.encoded is None:
             batch.encoded = self._encode(queue, batch)
+        transaction = self._transaction
+        version = PRODUCE_VERSION if transaction is None else transaction.produce_version
         request = ProduceRequest(
-            transactional_id=None,
+            transactional_id=None if transaction is None else transaction.transactional_id,
             acks=self.options.acks,
             timeout_ms=self.options.request_timeout_ms,
             topic_data=[
@@ -369,10 +439,10 @@ class Producer:
             ],
         )
         if self.options.acks == ACKS_NONE:
-            connection.send(request, max_version=PRODUCE_VERSION)
+            connection.send(request, max_version=version)
             answer = _unanswered(batch.where)
         else:
-            answer = connection.post(request, ProduceResponse, max_version=PRODUCE_VERSION)
+            answer = connection.post(request, ProduceResponse, max_version=version)
         answer.add_done_callback(queue.answered)
         return answer
 
@@ -387,6 +457,7 @@ class Producer:
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=batch.base_sequence,
+            transactional=self._transaction is not None,
         )
 
     def _acknowledge(self, queue: PartitionQueue, response: ProduceResponse) -> None:
@@ -420,7 +491,7 @@ class Producer:
     def _fail(self, error: SemelError) -> None:
         """Fails what is unfinished and whatever comes later."""
         if self._failure is None:
-            self._failure = error
+            self._failure = error if self._transaction is None else spoiling(error)
         for queue in self._queues.values():
             unfinished = queue.unfinished()
             queue.seal()
