@@ -356,7 +356,8 @@ class Connection(asyncio.BufferedProtocol):
                 break
             refund += self._slots.popleft().size
             buffers += answer
-        if buffers and self._transport is not None:
+        # A client that has hung up is owed nothing. From Python 3.12 on asyncio takes no write then.
+        if buffers and self._transport is not None and not self._transport.is_closing():
             self.last_active_ms = self._now_ms()
             self._transport.writelines(buffers)  # type: ignore[arg-type]
         self._intake.refund(refund)
