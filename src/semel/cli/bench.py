@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -12,11 +13,12 @@ from typing import Final, TypeAlias, cast
 import click
 import uvloop
 
-from semel.cli.load import Answered, Load, Meter, Probe, Timing, run_loads
+from semel.cli.load import Answered, Load, Meter, Probe, Timing, encode_frame, run_loads
 from semel.cli.options import bootstrap_option, output_option
 from semel.cli.tables import print_json, print_table
+from semel.cli.txn_load import TxnLoad, TxnMeter
 from semel.client.admin import EARLIEST, LATEST, READ_UNCOMMITTED, Admin
-from semel.client.cluster import GROUP_COORDINATOR, Cluster
+from semel.client.cluster import GROUP_COORDINATOR, TRANSACTION_COORDINATOR, Cluster
 from semel.client.connection import Connection, Request
 from semel.client.consumer import FETCH_VERSION
 from semel.client.errors import check
@@ -25,7 +27,7 @@ from semel.client.producer import ACKS_ALL, PRODUCE_VERSION
 from semel.errors import BrokerError, ConfigError
 from semel.wire.batch import MAX_SEQUENCE, iter_batches, write_crc
 from semel.wire.errors import ErrorCode
-from semel.wire.frames import decode_response, request_frame
+from semel.wire.frames import decode_response
 from semel.wire.messages.api_versions import ApiVersionsRequest
 from semel.wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from semel.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -49,6 +51,8 @@ GB: Final = 1_000_000_000
 TOPIC: Final = "semel-bench"
 GROUP: Final = "semel-bench"
 FETCH_WAIT_MS: Final = 100
+# The newest with which clients of transaction version 1 identify themselves.
+INIT_PRODUCER_ID_VERSION: Final = 4
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,6 +72,24 @@ class Report:
     broker_cpu_s: float | None
     broker_cpu_s_per_gb: float | None
     broker_cpu_s_per_1000_requests: float | None
+    broker_rss_mb: float | None
+
+
+@dataclass(slots=True, frozen=True)
+class TxnReport:
+    """What a run of transactions measured; None where it does not apply."""
+
+    seconds: float
+    transactions: int
+    transactions_per_s: float
+    records_per_s: float
+    transaction_p50_ms: float
+    transaction_p99_ms: float
+    commit_p50_ms: float
+    commit_p99_ms: float
+    pauses: int
+    """How often the broker asked for patience (CONCURRENT_TRANSACTIONS)."""
+    broker_cpu_ms_per_transaction: float | None
     broker_rss_mb: float | None
 
 
@@ -202,11 +224,6 @@ class RepeatLoad:
 
     def take(self, frame: memoryview) -> Answered:
         return Answered(0, len(frame))
-
-
-def encode_frame(request: Request, version: int) -> bytearray:
-    """A whole request in one buffer; its correlation id is filled in later."""
-    return bytearray().join(cast("list[bytes]", request_frame(request, version, 0, GROUP)))
 
 
 # Commands
@@ -421,6 +438,113 @@ def _small_request(api: str, topic: str) -> Request:
     return MetadataRequest(topics=[MetadataRequestTopic(name=topic)])
 
 
+@command.command
+@topic_option
+@click.option(
+    "--producers", "-c", type=click.IntRange(min=1), default=1, show_default=True, help="Transactional ids."
+)
+@click.option(
+    "--partitions", "-p", type=click.IntRange(min=1), default=1, show_default=True, help="Per transaction."
+)
+@click.option(
+    "--records", type=click.IntRange(min=1), default=1, show_default=True, help="Per partition, in one batch."
+)
+@click.option(
+    "--record-bytes", type=click.IntRange(min=1), default=100, show_default=True, help="Value size."
+)
+@click.option(
+    "--pause-ms",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Pause after CONCURRENT_TRANSACTIONS.",
+)
+@seconds_option
+@warmup_option
+@pid_option
+@bootstrap_option
+@output_option
+def txn(
+    topic: str,
+    producers: int,
+    partitions: int,
+    records: int,
+    record_bytes: int,
+    pause_ms: float,
+    seconds: float,
+    warmup: float,
+    pid: int | None,
+    bootstrap: str,
+    output: str,
+) -> None:
+    """Commit small transactions, each producer one after the other (transaction version 1)."""
+    rng = random.Random(SEED)
+    now_ms = time.time_ns() // 1_000_000
+    values = [Record(None, rng.randbytes(record_bytes), now_ms) for _ in range(records)]
+    meter = TxnMeter()
+    prepare = partial(_txn_loads, topic, producers, partitions, values, pause_ms / 1000, meter)
+    report = uvloop.run(_run_txn(bootstrap, prepare, meter, Timing(warmup, seconds), pid))
+    _print(asdict(report), output)
+
+
+async def _txn_loads(
+    topic: str,
+    producers: int,
+    partitions: int,
+    records: list[Record],
+    pause_s: float,
+    meter: TxnMeter,
+    cluster: Cluster,
+) -> tuple[Address, list[Load]]:
+    await _make_topic(cluster, topic, partitions)
+    found = await cluster.retry(partial(cluster.topic, topic))
+    leader = await cluster.connection(found.partitions[0].leader_id)
+    indexes = [partition.partition for partition in found.partitions[:partitions]]
+    loads: list[Load] = []
+    for number in range(producers):
+        transactional_id = f"{TOPIC}-{number}"
+        identity = await cluster.retry(partial(_identify, cluster, transactional_id))
+        loads.append(TxnLoad(transactional_id, identity, topic, indexes, records, pause_s, meter))
+    return leader.address, loads
+
+
+async def _identify(cluster: Cluster, transactional_id: str) -> InitProducerIdResponse:
+    coordinator = await cluster.coordinator(TRANSACTION_COORDINATOR, transactional_id)
+    identity = await coordinator.request(
+        InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000),
+        InitProducerIdResponse,
+        max_version=INIT_PRODUCER_ID_VERSION,
+    )
+    check(identity.error_code, f"the broker gave {transactional_id!r} no producer id")
+    return identity
+
+
+async def _run_txn(
+    bootstrap: str, prepare: Prepare, meter: TxnMeter, timing: Timing, pid: int | None
+) -> TxnReport:
+    process = None if pid is None else ProcessProbe(pid)
+    probes: list[Probe] = [meter] if process is None else [meter, process]
+    async with Cluster(bootstrap) as cluster:
+        address, loads = await prepare(cluster)
+    answers, elapsed_s = await run_loads(address, loads, 1, timing, probes)
+    transactions_s, commits_s = meter.measured()
+    if not commits_s:
+        raise ConfigError("nothing was committed in the time measured: measure for longer")
+    return TxnReport(
+        seconds=elapsed_s,
+        transactions=len(commits_s),
+        transactions_per_s=len(commits_s) / elapsed_s,
+        records_per_s=answers.records / elapsed_s,
+        transaction_p50_ms=_percentile_ms(transactions_s, 50),
+        transaction_p99_ms=_percentile_ms(transactions_s, 99),
+        commit_p50_ms=_percentile_ms(commits_s, 50),
+        commit_p99_ms=_percentile_ms(commits_s, 99),
+        pauses=meter.pauses,
+        broker_cpu_ms_per_transaction=None if process is None else process.cpu_s() / len(commits_s) * 1000,
+        broker_rss_mb=None if process is None else process.rss_mb(),
+    )
+
+
 async def _make_topic(cluster: Cluster, name: str, partitions: int) -> None:
     try:
         await Admin(cluster).create_topic(name, partitions=partitions)
@@ -436,7 +560,11 @@ def _measure(
     bootstrap: str, prepare: Prepare, in_flight: int, timing: Timing, pid: int | None, output: str
 ) -> None:
     report = uvloop.run(_run(bootstrap, prepare, in_flight, timing, pid))
-    measured = {name: value for name, value in asdict(report).items() if value is not None}
+    _print(asdict(report), output)
+
+
+def _print(report: dict[str, float | None], output: str) -> None:
+    measured = {name: value for name, value in report.items() if value is not None}
     if output == "json":
         print_json(measured)
     else:

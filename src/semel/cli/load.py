@@ -13,16 +13,24 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol, cast
 
+from semel.client.connection import Request
 from semel.client.errors import UnreachableError
 from semel.client.framing import FrameProtocol
 from semel.client.metadata import Address
 from semel.errors import ProtocolError, SemelError
+from semel.wire.frames import request_frame
 
 CORRELATION_ID: Final = Struct(">i")
 # Size, API key and version come before it.
 REQUEST_CORRELATION_ID_AT: Final = 8
 MAX_CORRELATION_ID: Final = 0x7FFFFFFF
 DRAIN_TIMEOUT_S: Final = 10.0
+CLIENT_ID: Final = "semel-bench"
+
+
+def encode_frame(request: Request, version: int) -> bytearray:
+    """A whole request in one buffer; its correlation id is filled in later."""
+    return bytearray().join(cast("list[bytes]", request_frame(request, version, 0, CLIENT_ID)))
 
 
 class Meter:
@@ -43,6 +51,8 @@ class Answered:
 
     records: int
     payload_bytes: int
+    pause_s: float = 0.0
+    """How long to wait before the next request."""
 
 
 class Load(Protocol):
@@ -109,6 +119,12 @@ class LoadConnection(FrameProtocol):
         meter.records += answered.records
         meter.payload_bytes += answered.payload_bytes
         meter.latencies_s.append(now - sent_at)
+        if answered.pause_s and not self._is_stopping:
+            asyncio.get_running_loop().call_later(answered.pause_s, self._go_on)
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
         if not self._is_stopping:
             self._send_next()
         self._end_if_idle()
