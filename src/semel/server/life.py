@@ -18,6 +18,7 @@ from semel.broker.decision import Decision, Parked, Waiter
 from semel.broker.entries import encode_entry
 from semel.broker.topics import Partition
 from semel.disk import Buffer
+from semel.errors import StorageError
 from semel.server.metrics import Metrics
 from semel.storage.partition import Placement
 from semel.storage.store import Store
@@ -79,6 +80,8 @@ class Life:
         """The disk has failed; readers go on until there is a successor."""
         self.dirty: dict[Partition, int] = {}
         """Partitions with batches that are not flushed: where in the journal the first of them may lie."""
+        self._is_torn = False
+        """Something was applied that the journal did not take: nothing may be answered from this state."""
         self._in_background = in_background
         self._metrics = metrics or Metrics()
         self._watchers: dict[Partition, set[Callable[[], None]]] = {}
@@ -86,7 +89,13 @@ class Life:
     # Deciding to releasing.
 
     def submit(self, waiter: Waiter | None, decision: Decision) -> None:
-        """Apply and journal what was decided, and answer when that is durable."""
+        """Apply and journal what was decided, and answer when that is durable.
+
+        Raises StorageError if the journal has failed, and from then on for everything: a retry of what was
+        applied and not journaled would be taken for a duplicate, and acknowledged.
+        """
+        if self._is_torn:
+            raise StorageError("the journal takes no more writes; the broker recovers, try again")
         answers = _answers(waiter, decision)
         if decision.entries or decision.sync:
             effects: list[Effect] = []
@@ -101,7 +110,9 @@ class Life:
                     if isinstance(effect, Appended):
                         placements.append(self._place(effect))
             sync = decision.sync or any(not isinstance(effect, Appended) for effect in effects)
+            self._is_torn = True
             position = self.journal.append(encoded, sync=sync, attachment=placements)
+            self._is_torn = False
             waiting = Waiting(position, answers, effects)
             if commits:
                 waiting.committed_at_s = perf_counter()
@@ -140,7 +151,7 @@ class Life:
     def end(self, released: int, durable: int) -> None:
         """The disk has failed. Show what was released, answer what is durable, and refuse the rest.
 
-        What is durable but not released is in the journal, perhaps not in its segment: the next life shows it.
+        What is durable but not released is in the journal, perhaps not in a segment: the next life shows it.
         """
         self.release(released)
         self.is_over = True
