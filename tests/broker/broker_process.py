@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Final
@@ -137,3 +137,7 @@ def _first_line(process: subprocess.Popen[str], timeout_s: float) -> str:
 def _read_line(process: subprocess.Popen[str], lines: Queue[str]) -> None:
     assert process.stdout is not None
     lines.put(process.stdout.readline())
+
+
+StartBroker = Callable[..., BrokerProcess]
+"""The fixture `start_broker`: starts a process in a directory of its own, with settings as keywords."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, StartBroker
 
 from semel.embedded import Broker
-
-StartBroker = Callable[..., BrokerProcess]
 
 
 @pytest.fixture

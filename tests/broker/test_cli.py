@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import SEMEL, BrokerProcess
-from conftest import StartBroker
+from broker_process import SEMEL, BrokerProcess, StartBroker
 
 from semel.journal.format import FILE_HEADER_BYTES
 

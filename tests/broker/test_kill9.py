@@ -12,10 +12,9 @@ import random
 import time
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, StartBroker
 from client_confluent import Confluent
 from confluent_kafka import Message
-from conftest import StartBroker
 from ledger import SteadyProducer, check_log, read_all
 
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "50"))

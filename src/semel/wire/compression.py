@@ -108,7 +108,7 @@ def _decompress_gzip(buf: Buffer, limit_bytes: int) -> bytes:
 
 
 def _compress_snappy(view: memoryview) -> bytes:
-    from cramjam import snappy  # noqa: PLC0415 - loaded when first used
+    from cramjam import snappy
 
     parts = [XERIAL_HEADER]
     for start in range(0, len(view), SNAPPY_BLOCK_BYTES):
@@ -140,7 +140,7 @@ def _decompress_snappy(view: memoryview, limit_bytes: int) -> bytes:
 
 
 def _decompress_snappy_block(block: memoryview, room: int, limit_bytes: int) -> bytes:
-    import cramjam  # noqa: PLC0415 - loaded when first used
+    import cramjam
 
     try:
         claimed: int = cramjam.snappy.decompress_raw_len(block)
@@ -154,7 +154,7 @@ def _decompress_snappy_block(block: memoryview, room: int, limit_bytes: int) -> 
 
 
 def _compress_lz4(buf: Buffer, level: int | None) -> bytes:
-    from lz4 import frame  # noqa: PLC0415 - loaded when first used
+    from lz4 import frame
 
     # Blocks that refer to earlier ones are smaller, but Kafka's Java clients cannot read them.
     compressed: bytes = frame.compress(
@@ -164,7 +164,7 @@ def _compress_lz4(buf: Buffer, level: int | None) -> bytes:
 
 
 def _decompress_lz4(buf: Buffer, limit_bytes: int) -> bytes:
-    from lz4 import frame  # noqa: PLC0415 - loaded when first used
+    from lz4 import frame
 
     chunks: list[bytes] = []
     chunk_bytes = max(len(buf) * LZ4_GUESSED_RATIO, LZ4_MIN_CHUNK_BYTES)
@@ -195,18 +195,18 @@ def _decompress_lz4(buf: Buffer, limit_bytes: int) -> bytes:
 
 def _compress_zstd(buf: Buffer, level: int | None) -> bytes:
     if sys.version_info >= (3, 14):
-        from compression import zstd  # noqa: PLC0415 - loaded when first used
+        from compression import zstd
     else:
-        from backports import zstd  # noqa: PLC0415 - loaded when first used
+        from backports import zstd
 
     return zstd.compress(buf, level)
 
 
 def _decompress_zstd(buf: Buffer, limit_bytes: int) -> bytes:
     if sys.version_info >= (3, 14):
-        from compression import zstd  # noqa: PLC0415 - loaded when first used
+        from compression import zstd
     else:
-        from backports import zstd  # noqa: PLC0415 - loaded when first used
+        from backports import zstd
 
     options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: ZSTD_WINDOW_LOG_MAX}
     frames: list[bytes] = []

@@ -41,7 +41,7 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 
 def murmur2_column(keys: "BinaryColumn") -> "Words":
     """The hash of every key; that of an empty one for nulls."""
-    import numpy as np  # noqa: PLC0415 - only clients that hold columns load it
+    import numpy as np
 
     lengths = keys.lengths()
     long_rows = np.flatnonzero(lengths > MAX_COLUMN_KEY_BYTES)
@@ -64,7 +64,7 @@ def murmur2_column(keys: "BinaryColumn") -> "Words":
 
 def partition_column(keys: "BinaryColumn", partition_count: int) -> "Ints":
     """The partition of every key; NO_PARTITION for nulls, which the caller may spread as it likes."""
-    import numpy as np  # noqa: PLC0415 - only clients that hold columns load it
+    import numpy as np
 
     partitions = (murmur2_column(keys) & POSITIVE).astype(np.int64) % partition_count
     if keys.valid is not None:
@@ -74,7 +74,7 @@ def partition_column(keys: "BinaryColumn", partition_count: int) -> "Ints":
 
 def _words_at(buffer: "Bytes", at: "Ints") -> "Words":
     """The four bytes at each place as one number, the first byte lowest."""
-    import numpy as np  # noqa: PLC0415 - only clients that hold columns load it
+    import numpy as np
 
     # A word begins at every byte of this view; items of type void need no alignment.
     words = np.ndarray((len(buffer) - 3,), "V4", buffer, strides=(1,))
@@ -83,7 +83,7 @@ def _words_at(buffer: "Bytes", at: "Ints") -> "Words":
 
 def _mix_tails(hashed: "Words", buffer: "Bytes", starts: "Ints", lengths: "Ints") -> None:
     """The one to three bytes after the last whole word, for keys that have them."""
-    import numpy as np  # noqa: PLC0415 - only clients that hold columns load it
+    import numpy as np
 
     tails = lengths & 3
     ends = starts + (lengths & ~3)

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
-from conftest import Run
 from fake_broker import FakeBroker
 
 from semel.wire.batch import read_header
 from semel.wire.records import Record, build_batch, read_records
 
+Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 COMMAND = [sys.executable, "-c", "from semel.cli import main; main()"]
 
 
