@@ -15,7 +15,7 @@ from semel.wire.messages import describe_transactions as described
 from semel.wire.messages import list_transactions as listed
 
 NO_TIMEOUT_MS: Final = 2**31 - 1
-"""How a transaction that may stay prepared (KIP-939) is told from others: its timeout is the largest there is."""
+"""What tells a transaction that may stay prepared (KIP-939): its timeout is the largest there is."""
 _STATES: Final = {state.label: state for state in State}
 
 
