@@ -95,7 +95,7 @@ class Checkpointer:
 
     async def _flush(self, partition: Partition) -> None:
         view = self.life.store.partition(partition.topic.topic_id, partition.index)
-        released = self._journal.released
+        shown = self.life.shown
         job = view.begin_flush()
         if job is not None:
             await self._in_worker(job.run)
@@ -103,8 +103,8 @@ class Checkpointer:
         if view.flushed is not None and view.flushed.end_offset == partition.log.end_offset:
             self.life.dirty.pop(partition, None)
         elif partition in self.life.dirty:
-            # What was released before the flush began is in it.
-            self.life.dirty[partition] = max(self.life.dirty[partition], released)
+            # What was visible when the flush began is in it; what the journal has beyond that is not.
+            self.life.dirty[partition] = max(self.life.dirty[partition], shown)
 
     async def snapshot(self) -> None:
         """Write the whole state to a new snapshot, and give back the journal that nobody needs any more."""

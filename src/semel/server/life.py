@@ -76,6 +76,8 @@ class Life:
         self.store = store
         self.journal = journal
         self.waiting: deque[Waiting] = deque()
+        self.shown = journal.released
+        """Everything up to here is visible. The journal's own thread may be further already."""
         self.is_over = False
         """The disk has failed; readers go on until there is a successor."""
         self.dirty: dict[Partition, int] = {}
@@ -138,6 +140,7 @@ class Life:
 
     def release(self, position: int) -> None:
         """The journal has released everything up to `position`: show it, and answer."""
+        self.shown = max(self.shown, position)
         waiting = self.waiting
         while waiting and waiting[0].position <= position:
             released = waiting.popleft()
