@@ -261,7 +261,8 @@ class Node:
             return
         log.error("the disk failed: %s; refusing writes and recovering from position %d", error, durable)
         self._is_recovering = True
-        life.end(journal.released, durable)
+        # Without fsync, `durable` is the page cache: not enough for what had asked for the disk.
+        life.end(journal.released, min(durable, journal.synced))
         self.refuse_parked()
         if not self._is_stopping:
             self._spawn(self._recover(life, durable, journal.synced))
