@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn, AddOffsetsToTxn and TxnOffsetCommit: what joins a transaction, and whose offsets count."""
+"""AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit: what joins a transaction, and whose offsets count."""
 
 from __future__ import annotations
 
