@@ -174,7 +174,8 @@ class ClassicMembership:
 
     @property
     def has_all_joined(self) -> bool:
-        return self.joining_count == len(self.members) and not self.pending
+        """Also those who have just been given an id are waited for, but not if nobody else is left."""
+        return self.joining_count == len(self.members) and not (self.members and self.pending)
 
     @property
     def rebalance_timeout_ms(self) -> int:

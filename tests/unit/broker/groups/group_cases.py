@@ -18,7 +18,6 @@ from semel.broker.groups.settings import GroupSettings
 from semel.broker.groups.sync_group import sync_group
 from semel.broker.journal_messages import TopicCreated
 from semel.broker.tick import tick
-from semel.broker.tick import tick
 from semel.wire.frames import Message
 from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse

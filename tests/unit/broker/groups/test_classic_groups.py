@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from group_cases import GROUP, REBALANCE_MS, SESSION_MS, Bench, Client, settle
 
-from semel.broker.groups.settings import NEW_MEMBER_JOIN_TIMEOUT_MS, GroupSettings
+from semel.broker.groups.settings import (
+    MAX_MEMBER_METADATA_BYTES,
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    GroupSettings,
+)
 from semel.wire.errors import ErrorCode
 
 
@@ -458,3 +462,109 @@ def test_nothing_is_parked_or_timed_when_everybody_has_gone() -> None:
     groups = bench.broker.groups
     assert bench.state == "Empty"
     assert (len(groups.parked), len(groups.sessions), len(groups.joins), len(groups.syncs)) == (0, 0, 0, 0)
+
+
+def test_the_leader_learns_the_metadata_that_a_member_joined_with_last() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first, second)
+    follower, leader = (second, first) if first.leads else (first, second)
+    follower.protocols = [("range", b"new")]
+    follower.send_join()
+    leader.join()
+    metadata = {member.member_id: member.metadata for member in leader.asked.reply.members}
+    assert metadata[follower.member_id] == b"new"
+
+
+def test_a_session_begins_anew_with_the_answer_to_a_request_that_waited() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first, second)
+    leader, follower = (first, second) if first.leads else (second, first)
+    leader.send_join()
+    for _ in range(4):
+        bench.advance(SESSION_MS - 50)
+        follower.beat()
+    follower.join()
+    leader.read_join()
+    bench.advance(SESSION_MS - 50)
+    assert leader.beat() == follower.beat() == 0
+    waiting = follower.sync()
+    for _ in range(4):
+        bench.advance(SESSION_MS - 50)
+        assert leader.beat() == 0
+    leader.synced({})
+    assert waiting.is_answered
+    bench.advance(SESSION_MS - 50)
+    assert leader.beat() == follower.beat() == 0
+
+
+def test_a_sync_that_ends_in_another_rebalance_leaves_time_to_join_it() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first, second)
+    leader, follower = (first, second) if first.leads else (second, first)
+    leader.join()
+    follower.join()
+    leader.read_join()
+    waiting = follower.sync()
+    for _ in range(3):
+        bench.advance(SESSION_MS - 50)
+        leader.beat()
+    leader.protocols = [("range", b"new")]
+    leader.send_join()
+    assert waiting.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    bench.advance(SESSION_MS - 50)
+    assert follower.beat() == ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_member_removed_while_it_waits_for_the_leader_is_told_so() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first, second)
+    leader, follower = (first, second) if first.leads else (second, first)
+    leader.join()
+    follower.join()
+    leader.read_join()
+    waiting = follower.sync()
+    follower.leave()
+    assert waiting.reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert len(bench.broker.groups.sessions) == 1
+
+
+def test_a_rebalance_does_not_wait_for_ever_for_an_id_that_is_not_used() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first)
+    Client(bench, "pending").send_join()
+    second.join()
+    first.join()
+    assert not first.asked.is_answered, "somebody has an id and may come any moment"
+    bench.advance(SESSION_MS)
+    assert first.read_join().error_code == second.read_join().error_code == 0
+
+
+def test_a_member_that_asks_twice_for_its_assignment_is_answered_twice() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a"), Client(bench, "b")
+    settle(first, second)
+    leader, follower = (first, second) if first.leads else (second, first)
+    leader.join()
+    follower.join()
+    leader.read_join()
+    early, late = follower.sync(), follower.sync()
+    assert early.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    leader.synced({follower.member_id: b"share"})
+    assert late.reply.assignment == b"share"
+
+
+def test_too_much_metadata_is_refused() -> None:
+    bench = Bench()
+    client = Client(bench, protocols=[("range", bytes(MAX_MEMBER_METADATA_BYTES + 1))])
+    assert client.send_join().reply.error_code == ErrorCode.INVALID_REQUEST
+    client.protocols = [("range", bytes(MAX_MEMBER_METADATA_BYTES))]
+    assert client.join().reply.error_code == 0
+    big = [Client(bench, f"{number}", protocols=client.protocols) for number in range(8)]
+    answers = [one.join() for one in big]
+    refused = [one.reply.error_code for one in answers if one.is_answered]
+    assert refused == [ErrorCode.GROUP_MAX_SIZE_REACHED]

@@ -178,3 +178,15 @@ def test_an_unknown_instance_with_a_member_id_is_unknown() -> None:
     other = static(bench, "b")
     other.member_id = "b-1"
     assert other.send_join().reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_static_member_that_comes_back_brings_its_own_timeouts() -> None:
+    bench = Bench()
+    settle(static(bench, "a"))
+    bench.advance(SESSION_MS - 100)
+    back = static(bench, "a", session_ms=20_000)
+    back.join()
+    bench.advance(19_900)
+    assert back.beat() == 0
+    bench.advance(20_000)
+    assert bench.state == "Empty"
