@@ -44,6 +44,7 @@ SUBCOMMANDS: Final = {
     "topic": Subcommand("semel.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": Subcommand("semel.cli.produce", "Send lines from stdin to a topic."),
     "consume": Subcommand("semel.cli.consume", "Print the records of a topic."),
+    "txn": Subcommand("semel.cli.txn", "See, find and abort transactions."),
     "config": Subcommand("semel.cli.config", "Show the broker's settings and where each comes from."),
     "journal": Subcommand("semel.cli.journal", "Check and repair the files of a stopped broker."),
     "bench": Subcommand("semel.cli.bench", "Measure a broker, Semel or any Kafka."),

@@ -207,11 +207,14 @@ class Cluster:
 
     async def coordinator(self, kind: int, key: str) -> Connection:
         """The connection to the coordinator of a group or of a transactional id."""
+        return await self.connection(await self.coordinator_id(kind, key))
+
+    async def coordinator_id(self, kind: int, key: str) -> int:
+        """The broker that coordinates a group or a transactional id."""
         node_id = self._coordinators.get((kind, key))
         if node_id is None:
-            node_id = await self._find_coordinator(kind, key)
-            self._coordinators[(kind, key)] = node_id
-        return await self.connection(node_id)
+            node_id = self._coordinators[(kind, key)] = await self._find_coordinator(kind, key)
+        return node_id
 
     async def _find_coordinator(self, kind: int, key: str) -> int:
         connection = await self.any_connection()
