@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Final, TypeVar
 
 from semel.broker.core import Broker, Identity, Limits
@@ -37,9 +38,11 @@ from semel.server.fetch_sessions import FetchSessions
 from semel.server.identity import load_identity, new_cluster_id
 from semel.server.life import Job, Journal, Life
 from semel.server.list_offsets import list_offsets
-from semel.server.log_dirs import describe_log_dirs
+from semel.server.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from semel.server.memory_journal import MemoryJournal
 from semel.server.metrics import Metrics
+from semel.server.quorum import describe_quorum
+from semel.server.quotas import ClientMeters
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.server.upkeep import Upkeep
@@ -48,7 +51,9 @@ from semel.storage.store import Store
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Message
+from semel.wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsRequest
 from semel.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+from semel.wire.messages.describe_quorum import DescribeQuorumRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.list_offsets import ListOffsetsRequest
 
@@ -76,12 +81,14 @@ class Node:
         self.connections: set[Connection] = set()
         self.metrics = Metrics()
         self._counters = Counters()
+        self.meters = ClientMeters(clock.monotonic_ms)
         self.fetcher = Fetcher(
             settings.integer("fetch.max.bytes"),
             FetchSessions(
                 settings.integer("max.incremental.fetch.session.cache.slots"),
                 lambda: int.from_bytes(os.urandom(4)) >> 1,
             ),
+            self.meters,
         )
         self.layout = Layout(Path(settings.text("log.dirs")))
         self._disk = disk
@@ -243,7 +250,8 @@ class Node:
                 journal = life.journal
                 assert isinstance(journal, JournalWriter)
                 await self.in_worker(journal.close)
-                self._failed(journal, error, journal.released)
+                # `written`: if the journal has failed as well, that is as far as it can be believed.
+                self._failed(journal, error, journal.written)
 
     def _from_thread(self, call: Callable[..., None], *arguments: object) -> None:
         loop = self._loop
@@ -357,6 +365,16 @@ class Node:
         request, _ = served.decode(body, pos, header.api_version)
         slot.request = request
         self.metrics.requested(served.api.name)
+        quotas = self.life.broker.quotas
+        if not quotas.by_entity:
+            self._answer(served, slot, request)
+            return
+        self.meters.admit(quotas, slot, request)
+        began_ns = perf_counter_ns()
+        self._answer(served, slot, request)
+        self.meters.handled(quotas, slot, perf_counter_ns() - began_ns)
+
+    def _answer(self, served: ServedApi, slot: Slot, request: Message) -> None:
         try:
             if served.decide is not None:
                 self._decide(served, slot, request)
@@ -429,9 +447,19 @@ class Node:
     def list_offsets(self, slot: Slot, request: ListOffsetsRequest) -> None:
         slot.answer(list_offsets(self.life, request))
 
+    @property
+    def _log_dir(self) -> str:
+        return "memory" if self._disk is None else str(self.layout.root.absolute())
+
     def describe_log_dirs(self, slot: Slot, request: DescribeLogDirsRequest) -> None:
-        directory = "memory" if self._disk is None else str(self.layout.root.absolute())
-        slot.answer(describe_log_dirs(self.life, directory, self._disk, request))
+        slot.answer(describe_log_dirs(self.life, self._log_dir, self._disk, request))
+
+    def alter_replica_log_dirs(self, slot: Slot, request: AlterReplicaLogDirsRequest) -> None:
+        slot.answer(alter_replica_log_dirs(self.life, self._log_dir, request))
+
+    def describe_quorum(self, slot: Slot, request: DescribeQuorumRequest) -> None:
+        endpoint = slot.connection.endpoint
+        slot.answer(describe_quorum(self.life, endpoint, request, self.clock.wall_ms()))
 
 
 def new_topic_id() -> bytes:
