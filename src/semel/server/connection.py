@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, cast, runtime_checkable
 
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 
 MAX_PIPELINED: Final = 64
 EAGER_FRAME_BYTES: Final = 2 * 1024 * 1024
-"""Up to this size a request gets all its room at once."""
+"""Up to this size a request gets all its room at once, while there is plenty ..."""
+FRUGAL_FRAME_BYTES: Final = 16 * 1024
+"""... and this much otherwise: what was only announced must not cost memory."""
+FREE_BYTES: Final = 64 * 1024
+"""A connection with no more than this under way is read from even when the budget is spent."""
 SCRATCH_KEEP_BYTES: Final = 4096
 """A request below this size that is cut off by the end of a read waits in the backlog for the rest."""
 MIN_FRAME_BYTES: Final = 8
@@ -40,7 +44,16 @@ _SIZE: Final = Struct(">i")
 class Slot:
     """A request in line for its answer."""
 
-    __slots__ = ("_buffers", "_connection", "_done", "_size", "_start", "header", "request")
+    __slots__ = (
+        "_buffers",
+        "_connection",
+        "_done",
+        "_size",
+        "_start",
+        "_throttle_time_ms",
+        "header",
+        "request",
+    )
 
     def __init__(self, connection: Connection, header: RequestHeader, size: int) -> None:
         self.header = header
@@ -50,6 +63,7 @@ class Slot:
         self._buffers: list[FrameBuffer] = []
         self._done = False
         self._start: Callable[[], None] | None = None
+        self._throttle_time_ms = 0
 
     @property
     def connection(self) -> Connection:
@@ -71,10 +85,17 @@ class Slot:
         """Give the answer, or None where the client wants none."""
         header = self.header
         if response is not None:
+            if self._throttle_time_ms and isinstance(response, Throttled):
+                response.throttle_time_ms = self._throttle_time_ms
             self._buffers = response_frame(
                 header.api_key, header.api_version, header.correlation_id, response
             )
         self._finish()
+
+    def throttle(self, throttle_time_ms: int) -> None:
+        """The client has used too much: tell it with the answer, and read nothing from it for so long."""
+        self._throttle_time_ms = max(self._throttle_time_ms, throttle_time_ms)
+        self._connection.mute(throttle_time_ms)
 
     def refuse(self) -> None:
         """Tell the client to try again; where no answer can say so, the end of the connection does."""
@@ -109,6 +130,13 @@ class Slot:
     @property
     def size(self) -> int:
         return self._size
+
+
+@runtime_checkable
+class Throttled(Protocol):
+    """An answer that can say how long its client has to wait."""
+
+    throttle_time_ms: int
 
 
 class Service(Protocol):
@@ -153,10 +181,16 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_size = 0
         self._filled = 0
         self._charged = 0
+        """Bytes of the budget for the request that is being read ..."""
+        self._taken = 0
+        """... and for those in line."""
+        self._awaits_room = False
         self._write_paused = False
         self._read_paused = False
         self._consuming = False
         self._is_stopping = False
+        self._muted_until_ms = 0
+        self._unmute_timer: asyncio.TimerHandle | None = None
         self._parked: Parked | None = None
 
     # The life of the connection.
@@ -175,11 +209,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closed = True
+        if self._unmute_timer is not None:
+            self._unmute_timer.cancel()
         if self._parked is not None:
             self._parked.abandon()
         self._service.closed(self)
-        self._intake.refund(self._charged + sum(slot.size for slot in self._slots))
+        self._intake.give_way(self)
+        self._intake.refund(self._charged + self._taken)
         self._charged = 0
+        self._taken = 0
         self._frame = None
         self._backlog = b""
         self._slots.clear()
@@ -268,10 +306,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _may_take(self) -> bool:
-        return len(self._slots) < MAX_PIPELINED and not self._write_paused and not self._is_stopping
+        return (
+            len(self._slots) < MAX_PIPELINED
+            and not self._write_paused
+            and not self._is_stopping
+            and self._unmute_timer is None
+        )
 
     def _start_frame(self, size: int, received: memoryview) -> None:
-        room = max(min(size, EAGER_FRAME_BYTES), len(received))
+        eager_bytes = EAGER_FRAME_BYTES if self._intake.has_plenty else FRUGAL_FRAME_BYTES
+        room = min(size, max(eager_bytes, 2 * len(received)))
         self._frame = bytearray(room)
         self._frame[: len(received)] = received
         self._frame_size = size
@@ -279,10 +323,14 @@ class Connection(asyncio.BufferedProtocol):
         self._charge(room)
 
     def _grow_frame(self) -> None:
-        assert self._frame is not None
-        more = min(self._frame_size - len(self._frame), len(self._frame))
-        self._frame += bytes(more)
-        self._charge(more)
+        frame = self._frame
+        assert frame is not None
+        # Another buffer: the loop may still hold this one, and then it cannot be resized.
+        grown = bytearray(min(self._frame_size, 2 * len(frame)))
+        grown[: len(frame)] = frame
+        self._frame = grown
+        self._charge(len(grown) - len(frame))
+        self._pace()
 
     def _charge(self, size: int) -> None:
         self._charged += size
@@ -294,10 +342,12 @@ class Connection(asyncio.BufferedProtocol):
         self._frame = None
         self._charged = 0
         self._dispatch(frame)
+        self._intake.give_way(self)
         self._pace()
 
     def _dispatch(self, frame: bytearray) -> None:
         body = memoryview(frame)
+        self._taken += len(frame)
         try:
             header, pos = decode_request_header(body)
             slot = Slot(self, header, len(frame))
@@ -312,15 +362,43 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self.is_closed or self._is_stopping:
             return
         blocked = not self._may_take
-        starved = self._frame is not None and not self._intake.has_room
-        if starved and not self._read_paused:
-            self._intake.wait_for_room(self._pace)
+        if blocked:
+            self._intake.give_way(self)
+        starved = not blocked and self._wants_room and not self._intake.may_read(self)
+        if starved and not self._awaits_room:
+            self._awaits_room = True
+            self._intake.wait_for_room(self._room_made)
         if (blocked or starved) and not self._read_paused:
             self._read_paused = True
             self._transport.pause_reading()
         elif self._read_paused and not blocked and not starved:
             self._read_paused = False
             self._transport.resume_reading()
+
+    @property
+    def _wants_room(self) -> bool:
+        """Whether reading on costs more than a connection may always have."""
+        return self._frame is not None or self._taken > FREE_BYTES
+
+    def _room_made(self) -> None:
+        self._awaits_room = False
+        self._pace()
+
+    def mute(self, throttle_time_ms: int) -> None:
+        """Take no request for so long: the client has used more than its quota."""
+        until_ms = self._now_ms() + throttle_time_ms
+        if until_ms <= self._muted_until_ms:
+            return
+        self._muted_until_ms = until_ms
+        if self._unmute_timer is not None:
+            self._unmute_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._unmute_timer = loop.call_later(throttle_time_ms / 1000, self._unmute)
+
+    def _unmute(self) -> None:
+        self._unmute_timer = None
+        if not self.is_closed:
+            self._catch_up()
 
     def _catch_up(self) -> None:
         """After answers have left: take requests that were received but had to wait."""
@@ -360,6 +438,7 @@ class Connection(asyncio.BufferedProtocol):
         if buffers and self._transport is not None and not self._transport.is_closing():
             self.last_active_ms = self._now_ms()
             self._transport.writelines(buffers)  # type: ignore[arg-type]
+        self._taken -= refund
         self._intake.refund(refund)
         if self._slots and not self._write_paused:
             self._slots[0].begin()
