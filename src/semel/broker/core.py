@@ -22,11 +22,13 @@ from semel.broker.journal_messages import (
     PartitionsAdded,
     ProducerIdsReserved,
     ProducersExpired,
+    QuotaSet,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
 )
 from semel.broker.producer_ids import ProducerIds
+from semel.broker.quotas import Quotas
 from semel.broker.topics import Catalog, Partition, Topic
 from semel.broker.transaction_messages import (
     TransactionEnded,
@@ -122,6 +124,7 @@ class Broker:
         self.counters = counters or Counters()
         self.catalog = Catalog(topic_defaults)
         self.producer_ids = ProducerIds()
+        self.quotas = Quotas()
         self.transactions = Transactions()
         self.transaction_deadlines: Deadlines[str] = Deadlines()
         self.groups = Groups(group_settings or GroupSettings())
@@ -156,6 +159,8 @@ class Broker:
                 partition = self.catalog.partition_by_id(entry.topic_id, entry.index)
                 if partition is not None:
                     partition.log.forget_producers(entry.producer_ids)
+            case QuotaSet():
+                self.quotas.set(entry)
             case TransactionIdentified():
                 self.transactions.identify(entry)
             case TransactionJoined():

@@ -24,6 +24,7 @@ from semel.broker.journal_messages import (
     PartitionsAdded,
     ProducerIdsReserved,
     ProducersExpired,
+    QuotaSet,
     TopicConfigured,
     TopicCreated,
     TopicDeleted,
@@ -84,6 +85,7 @@ Message: TypeAlias = (
     | ProducerIdsReserved
     | LogStartMoved
     | ProducersExpired
+    | QuotaSet
     | TransactionEntry
     | GroupEntry
 )
@@ -98,6 +100,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     6: ProducerIdsReserved,
     7: LogStartMoved,
     8: ProducersExpired,
+    9: QuotaSet,
     10: TransactionIdentified,
     11: TransactionJoined,
     12: TransactionEnded,

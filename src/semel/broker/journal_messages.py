@@ -20,11 +20,15 @@ from semel.wire.primitives import (
     malformed,
     null_refused,
     read_int64s,
+    read_tag,
     skip_tags,
+    tag_size_refused,
     unencodable,
     uvarint_tail,
     write_compact_string,
     write_int64s,
+    write_nullable_compact_string,
+    write_tags,
     write_uvarint,
 )
 
@@ -33,6 +37,7 @@ unpack_UiB = Struct(">16siB").unpack_from
 unpack_UiqB = Struct(">16siqB").unpack_from
 unpack_UiqqB = Struct(">16siqqB").unpack_from
 unpack_b = Struct(">b").unpack_from
+unpack_dB = Struct(">dB").unpack_from
 unpack_iB = Struct(">iB").unpack_from
 unpack_iiqqB = Struct(">iiqqB").unpack_from
 unpack_iqB = Struct(">iqB").unpack_from
@@ -46,6 +51,7 @@ pack_Ui = Struct(">16si").pack
 pack_UiB = Struct(">16siB").pack
 pack_UiqB = Struct(">16siqB").pack
 pack_Uiqq = Struct(">16siqq").pack
+pack_dB = Struct(">dB").pack
 pack_i = Struct(">i").pack
 pack_iiqqB = Struct(">iiqqB").pack
 pack_iqB = Struct(">iqB").pack
@@ -386,6 +392,140 @@ class ProducersExpired(MessageStruct):
             raise unencodable("ProducersExpired", version, error) from error
 
 
+class QuotaEntity(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("entity_type", "entity_name")
+    __slots__ = FIELDS
+
+    def __init__(self, entity_type: str = "", entity_name: str | None = None) -> None:
+        self.entity_type = entity_type
+        self.entity_name = entity_name
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[QuotaEntity, int]:
+        entity_name: str | None
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("QuotaEntity.entity_type", version)
+        end = pos + length - 1
+        entity_type = buf[pos:end].tobytes().decode()
+        pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            entity_name = None
+        else:
+            end = pos + length - 1
+            entity_name = buf[pos:end].tobytes().decode()
+            pos = end
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return QuotaEntity(entity_type, entity_name), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        write_compact_string(out, self.entity_type)
+        write_nullable_compact_string(out, self.entity_name)
+        out.append(0)
+
+
+class QuotaValue(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("key", "value")
+    __slots__ = FIELDS
+
+    def __init__(self, key: str = "", value: float = 0.0) -> None:
+        self.key = key
+        self.value = value
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[QuotaValue, int]:
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("QuotaValue.key", version)
+        end = pos + length - 1
+        key = buf[pos:end].tobytes().decode()
+        pos = end
+        value, tags = unpack_dB(buf, pos)
+        pos += 9
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return QuotaValue(key, value), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        write_compact_string(out, self.key)
+        out += pack_dB(self.value, 0)
+
+
+class QuotaSet(MessageStruct):
+    MIN_VERSION: ClassVar[int] = 0
+    MAX_VERSION: ClassVar[int] = 0
+    FLEXIBLE_FROM: ClassVar[int] = 0
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("entity", "values")
+    __slots__ = FIELDS
+
+    def __init__(self, entity: list[QuotaEntity] = NEW_LIST, values: list[QuotaValue] = NEW_LIST) -> None:
+        self.entity = [] if entity is NEW_LIST else entity
+        self.values = [] if values is NEW_LIST else values
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[QuotaSet, int]:
+        entity: list[QuotaEntity]
+        values: list[QuotaValue]
+        try:
+            length = buf[pos]
+            pos += 1
+            if length > 127:
+                length, pos = uvarint_tail(buf, pos, length)
+            length -= 1
+            if not 0 <= length * 3 <= len(buf) - pos:
+                raise count_refused("QuotaSet.entity", length, len(buf) - pos)
+            entity = []
+            for _ in range(length):
+                entity_item, pos = QuotaEntity.decode(buf, pos, version)
+                entity.append(entity_item)
+            length = buf[pos]
+            pos += 1
+            if length > 127:
+                length, pos = uvarint_tail(buf, pos, length)
+            length -= 1
+            if not 0 <= length * 10 <= len(buf) - pos:
+                raise count_refused("QuotaSet.values", length, len(buf) - pos)
+            values = []
+            for _ in range(length):
+                values_item, pos = QuotaValue.decode(buf, pos, version)
+                values.append(values_item)
+            tags = buf[pos]
+            pos += 1
+            if tags:
+                pos = skip_tags(buf, pos, tags)
+        except MALFORMED as error:
+            raise malformed("QuotaSet", version, error) from None
+        if pos > len(buf):
+            raise ended_early("QuotaSet", version)
+        return QuotaSet(entity, values), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        try:
+            write_uvarint(out, len(self.entity) + 1)
+            for entity_item in self.entity:
+                entity_item.encode(out, version, splices)
+            write_uvarint(out, len(self.values) + 1)
+            for values_item in self.values:
+                values_item.encode(out, version, splices)
+            out.append(0)
+        except UNENCODABLE as error:
+            raise unencodable("QuotaSet", version, error) from error
+
+
 class TopicPart(MessageStruct):
     FIELDS: ClassVar[tuple[str, ...]] = ("topic_id", "name", "partitions", "configs")
     __slots__ = FIELDS
@@ -441,22 +581,80 @@ class TopicPart(MessageStruct):
         out.append(0)
 
 
+class QuotaPart(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("entity", "values")
+    __slots__ = FIELDS
+
+    def __init__(self, entity: list[QuotaEntity] = NEW_LIST, values: list[QuotaValue] = NEW_LIST) -> None:
+        self.entity = [] if entity is NEW_LIST else entity
+        self.values = [] if values is NEW_LIST else values
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[QuotaPart, int]:
+        entity: list[QuotaEntity]
+        values: list[QuotaValue]
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 3 <= len(buf) - pos:
+            raise count_refused("QuotaPart.entity", length, len(buf) - pos)
+        entity = []
+        for _ in range(length):
+            entity_item, pos = QuotaEntity.decode(buf, pos, version)
+            entity.append(entity_item)
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 10 <= len(buf) - pos:
+            raise count_refused("QuotaPart.values", length, len(buf) - pos)
+        values = []
+        for _ in range(length):
+            values_item, pos = QuotaValue.decode(buf, pos, version)
+            values.append(values_item)
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return QuotaPart(entity, values), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        write_uvarint(out, len(self.entity) + 1)
+        for entity_item in self.entity:
+            entity_item.encode(out, version, splices)
+        write_uvarint(out, len(self.values) + 1)
+        for values_item in self.values:
+            values_item.encode(out, version, splices)
+        out.append(0)
+
+
 class CatalogPart(MessageStruct):
     MIN_VERSION: ClassVar[int] = 0
     MAX_VERSION: ClassVar[int] = 0
     FLEXIBLE_FROM: ClassVar[int] = 0
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("producer_ids_end", "topics")
+    FIELDS: ClassVar[tuple[str, ...]] = ("producer_ids_end", "topics", "quotas")
     __slots__ = FIELDS
 
-    def __init__(self, producer_ids_end: int = 0, topics: list[TopicPart] = NEW_LIST) -> None:
+    def __init__(
+        self,
+        producer_ids_end: int = 0,
+        topics: list[TopicPart] = NEW_LIST,
+        quotas: list[QuotaPart] = NEW_LIST,
+    ) -> None:
         self.producer_ids_end = producer_ids_end
         self.topics = [] if topics is NEW_LIST else topics
+        self.quotas = [] if quotas is NEW_LIST else quotas
 
     @staticmethod
     def decode(buf: memoryview, pos: int, version: int) -> tuple[CatalogPart, int]:
         topics: list[TopicPart]
+        quotas: list[QuotaPart]
         try:
+            quotas = []
             producer_ids_end, length = unpack_qB(buf, pos)
             pos += 9
             if length > 127:
@@ -471,12 +669,32 @@ class CatalogPart(MessageStruct):
             tags = buf[pos]
             pos += 1
             if tags:
-                pos = skip_tags(buf, pos, tags)
+                if tags > 127:
+                    tags, pos = uvarint_tail(buf, pos, tags)
+                tag = -1
+                for _ in range(tags):
+                    tag, pos, tag_end = read_tag(buf, pos, tag)
+                    if tag == 0:
+                        length = buf[pos]
+                        pos += 1
+                        if length > 127:
+                            length, pos = uvarint_tail(buf, pos, length)
+                        length -= 1
+                        if not 0 <= length * 3 <= len(buf) - pos:
+                            raise count_refused("CatalogPart.quotas", length, len(buf) - pos)
+                        quotas = []
+                        for _ in range(length):
+                            quotas_item, pos = QuotaPart.decode(buf, pos, version)
+                            quotas.append(quotas_item)
+                    else:
+                        pos = tag_end
+                    if pos != tag_end:
+                        raise tag_size_refused("CatalogPart", tag)
         except MALFORMED as error:
             raise malformed("CatalogPart", version, error) from None
         if pos > len(buf):
             raise ended_early("CatalogPart", version)
-        return CatalogPart(producer_ids_end, topics), pos
+        return CatalogPart(producer_ids_end, topics, quotas), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         try:
@@ -484,7 +702,17 @@ class CatalogPart(MessageStruct):
             write_uvarint(out, len(self.topics) + 1)
             for topics_item in self.topics:
                 topics_item.encode(out, version, splices)
-            out.append(0)
+            if not self.quotas:
+                out.append(0)
+            else:
+                tagged: list[tuple[int, bytearray]] = []
+                if self.quotas:
+                    content = bytearray()
+                    write_uvarint(content, len(self.quotas) + 1)
+                    for quotas_item in self.quotas:
+                        quotas_item.encode(content, version, splices)
+                    tagged.append((0, content))
+                write_tags(out, tagged)
         except UNENCODABLE as error:
             raise unencodable("CatalogPart", version, error) from error
 

@@ -10,10 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.broker.acls import create_acls, delete_acls, describe_acls
 from semel.broker.alter_configs import alter_configs, incremental_alter_configs
+from semel.broker.client_quotas import alter_client_quotas, describe_client_quotas
+from semel.broker.config_resources import list_config_resources
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.describe_configs import describe_configs
+from semel.broker.elections import (
+    alter_partition_reassignments,
+    elect_leaders,
+    list_partition_reassignments,
+)
+from semel.broker.features import TRANSACTION_VERSION, TRANSACTION_VERSION_2, update_features
 from semel.broker.groups.group_admin import delete_groups, describe_groups, list_groups
 from semel.broker.groups.heartbeat import heartbeat
 from semel.broker.groups.join_group import join_group
@@ -25,6 +34,7 @@ from semel.broker.groups.sync_group import sync_group
 from semel.broker.leader_epochs import offset_for_leader_epoch
 from semel.broker.metadata import describe_cluster, describe_topic_partitions, find_coordinator, metadata
 from semel.broker.produce import produce
+from semel.broker.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from semel.broker.topic_admin import create_partitions, create_topics, delete_records, delete_topics
 from semel.broker.transactions.describing import (
     describe_producers,
@@ -40,7 +50,11 @@ from semel.server.connection import Slot
 from semel.wire.apis import APIS, Api, ApiKey
 from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from semel.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from semel.wire.messages.alter_client_quotas import AlterClientQuotasRequest
 from semel.wire.messages.alter_configs import AlterConfigsRequest
+from semel.wire.messages.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+from semel.wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from semel.wire.messages.alter_user_scram_credentials import AlterUserScramCredentialsRequest
 from semel.wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
@@ -48,18 +62,25 @@ from semel.wire.messages.api_versions import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from semel.wire.messages.create_acls import CreateAclsRequest
 from semel.wire.messages.create_partitions import CreatePartitionsRequest
 from semel.wire.messages.create_topics import CreateTopicsRequest
+from semel.wire.messages.delete_acls import DeleteAclsRequest
 from semel.wire.messages.delete_groups import DeleteGroupsRequest
 from semel.wire.messages.delete_records import DeleteRecordsRequest
 from semel.wire.messages.delete_topics import DeleteTopicsRequest
+from semel.wire.messages.describe_acls import DescribeAclsRequest
+from semel.wire.messages.describe_client_quotas import DescribeClientQuotasRequest
 from semel.wire.messages.describe_cluster import DescribeClusterRequest
 from semel.wire.messages.describe_configs import DescribeConfigsRequest
 from semel.wire.messages.describe_groups import DescribeGroupsRequest
 from semel.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 from semel.wire.messages.describe_producers import DescribeProducersRequest
+from semel.wire.messages.describe_quorum import DescribeQuorumRequest
 from semel.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from semel.wire.messages.describe_transactions import DescribeTransactionsRequest
+from semel.wire.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest
+from semel.wire.messages.elect_leaders import ElectLeadersRequest
 from semel.wire.messages.end_txn import EndTxnRequest
 from semel.wire.messages.fetch import FetchRequest
 from semel.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -68,8 +89,10 @@ from semel.wire.messages.incremental_alter_configs import IncrementalAlterConfig
 from semel.wire.messages.init_producer_id import InitProducerIdRequest
 from semel.wire.messages.join_group import JoinGroupRequest
 from semel.wire.messages.leave_group import LeaveGroupRequest
+from semel.wire.messages.list_config_resources import ListConfigResourcesRequest
 from semel.wire.messages.list_groups import ListGroupsRequest
 from semel.wire.messages.list_offsets import ListOffsetsRequest
+from semel.wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
 from semel.wire.messages.list_transactions import ListTransactionsRequest
 from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.offset_commit import OffsetCommitRequest
@@ -79,6 +102,7 @@ from semel.wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequ
 from semel.wire.messages.produce import ProduceRequest
 from semel.wire.messages.sync_group import SyncGroupRequest
 from semel.wire.messages.txn_offset_commit import TxnOffsetCommitRequest
+from semel.wire.messages.update_features import UpdateFeaturesRequest
 from semel.wire.messages.write_txn_markers import WriteTxnMarkersRequest
 
 if TYPE_CHECKING:
@@ -152,8 +176,16 @@ def served_apis() -> dict[int, ServedApi]:
         _decided(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest.decode, describe_producers),
         _decided(ApiKey.DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest.decode, describe_transactions),
         _decided(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest.decode, list_transactions),
+        _decided(ApiKey.DESCRIBE_ACLS, DescribeAclsRequest.decode, describe_acls, reads_only=True),
+        _decided(ApiKey.CREATE_ACLS, CreateAclsRequest.decode, create_acls, reads_only=True),
+        _decided(ApiKey.DELETE_ACLS, DeleteAclsRequest.decode, delete_acls, reads_only=True),
         _decided(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest.decode, describe_configs, reads_only=True),
         _decided(ApiKey.ALTER_CONFIGS, AlterConfigsRequest.decode, alter_configs),
+        _served(
+            ApiKey.ALTER_REPLICA_LOG_DIRS,
+            AlterReplicaLogDirsRequest.decode,
+            lambda node, slot, request: node.alter_replica_log_dirs(slot, request),
+        ),
         _served(
             ApiKey.DESCRIBE_LOG_DIRS,
             DescribeLogDirsRequest.decode,
@@ -164,8 +196,52 @@ def served_apis() -> dict[int, ServedApi]:
         _decided(
             ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest.decode, incremental_alter_configs
         ),
+        _decided(ApiKey.ELECT_LEADERS, ElectLeadersRequest.decode, elect_leaders, reads_only=True),
+        _decided(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            AlterPartitionReassignmentsRequest.decode,
+            alter_partition_reassignments,
+            reads_only=True,
+        ),
+        _decided(
+            ApiKey.LIST_PARTITION_REASSIGNMENTS,
+            ListPartitionReassignmentsRequest.decode,
+            list_partition_reassignments,
+            reads_only=True,
+        ),
         _decided(ApiKey.OFFSET_DELETE, OffsetDeleteRequest.decode, offset_delete),
+        _decided(
+            ApiKey.DESCRIBE_CLIENT_QUOTAS,
+            DescribeClientQuotasRequest.decode,
+            describe_client_quotas,
+            reads_only=True,
+        ),
+        _decided(ApiKey.ALTER_CLIENT_QUOTAS, AlterClientQuotasRequest.decode, alter_client_quotas),
+        _decided(
+            ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+            DescribeUserScramCredentialsRequest.decode,
+            describe_user_scram_credentials,
+            reads_only=True,
+        ),
+        _decided(
+            ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+            AlterUserScramCredentialsRequest.decode,
+            alter_user_scram_credentials,
+            reads_only=True,
+        ),
+        _served(
+            ApiKey.DESCRIBE_QUORUM,
+            DescribeQuorumRequest.decode,
+            lambda node, slot, request: node.describe_quorum(slot, request),
+        ),
+        _decided(ApiKey.UPDATE_FEATURES, UpdateFeaturesRequest.decode, update_features, reads_only=True),
         _decided(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest.decode, describe_cluster, reads_only=True),
+        _decided(
+            ApiKey.LIST_CONFIG_RESOURCES,
+            ListConfigResourcesRequest.decode,
+            list_config_resources,
+            reads_only=True,
+        ),
         _decided(
             ApiKey.DESCRIBE_TOPIC_PARTITIONS,
             DescribeTopicPartitionsRequest.decode,
@@ -177,9 +253,6 @@ def served_apis() -> dict[int, ServedApi]:
 
 
 FINALIZED_FEATURES_EPOCH: Final = 0
-TRANSACTION_VERSION: Final = "transaction.version"
-TRANSACTION_VERSION_2: Final = 2
-"""KIP-890: clients that know it let the epoch be raised at every end of a transaction."""
 
 
 def api_versions(apis: dict[int, ServedApi], error_code: int) -> ApiVersionsResponse:

@@ -14,6 +14,7 @@ from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.leader_epochs import refuses_epoch
+from semel.broker.quotas import Quotas
 from semel.broker.topics import Partition
 from semel.log.partition import PartitionLog
 from semel.server.connection import Slot
@@ -27,6 +28,7 @@ from semel.server.fetch_sessions import (
     asked_for,
 )
 from semel.server.life import Life
+from semel.server.quotas import ClientMeters
 from semel.storage.segment import Region
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.fetch import (
@@ -47,9 +49,10 @@ _BY_ID: Final = 13
 class Fetcher:
     """Answers fetches from the life of the moment."""
 
-    def __init__(self, max_bytes: int, sessions: FetchSessions) -> None:
+    def __init__(self, max_bytes: int, sessions: FetchSessions, meters: ClientMeters) -> None:
         self.max_bytes = max_bytes
         self.sessions = sessions
+        self.meters = meters
         self.life: Life | None = None
 
     def fetch(self, slot: Slot, request: FetchRequest, now_ms: int) -> None:
@@ -147,9 +150,7 @@ class PendingFetch:
         """Read; answer if that is enough or the last chance, otherwise watch for more."""
         life = self._fetcher.life
         assert life is not None
-        reading = Reading(
-            life, self._request, min(self._request.max_bytes, self._fetcher.max_bytes), self._by_id
-        )
+        reading = Reading(life, self._request, self._max_bytes(life), self._by_id)
         for asked in self._asked:
             reading.read(asked)
         if is_last or not self._asked or reading.is_urgent or reading.size >= self._request.min_bytes:
@@ -164,6 +165,12 @@ class PendingFetch:
         for partition in self._watched:
             life.watch(partition, self._wake)
         return False
+
+    def _max_bytes(self, life: Life) -> int:
+        max_bytes = min(self._request.max_bytes, self._fetcher.max_bytes)
+        quotas = life.broker.quotas
+        limit = self._fetcher.meters.fetch_limit(quotas, self._slot) if quotas.by_entity else None
+        return max_bytes if limit is None else min(max_bytes, limit)
 
     def _unwatch(self) -> None:
         if self._life is not None:
@@ -190,6 +197,9 @@ class PendingFetch:
                 topic = topics[asked.topic] = FetchableTopicResponse(topic=name, topic_id=topic_id)
             topic.partitions.append(answer)
         session_id = NO_SESSION if session is None else session.session_id
+        quotas = reading.quotas
+        if quotas.by_entity and reading.size:
+            self._fetcher.meters.fetched(quotas, self._slot, reading.size)
         self._slot.answer(FetchResponse(session_id=session_id, responses=list(topics.values())))
 
 
@@ -207,6 +217,10 @@ class Reading:
         "partitions",
         "size",
     )
+
+    @property
+    def quotas(self) -> Quotas:
+        return self._broker.quotas
 
     def __init__(self, life: Life, request: FetchRequest, max_bytes: int, by_id: bool) -> None:
         self._life = life

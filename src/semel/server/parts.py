@@ -19,9 +19,12 @@ from semel.broker.journal_messages import (
     OpenTransactionPart,
     PartitionPart,
     ProducerPart,
+    QuotaPart,
+    QuotaSet,
     RememberedBatchPart,
     TopicPart,
 )
+from semel.broker.quotas import quota_set
 from semel.broker.topics import Partition
 from semel.broker.transaction_messages import TransactionPart
 from semel.broker.transactions.state import Transaction
@@ -51,8 +54,13 @@ def encode_catalog(broker: Broker) -> bytearray:
             )
             for topic in broker.catalog
         ],
+        quotas=[_quota_part(quota_set(*quota)) for quota in broker.quotas.by_entity.items()],
     )
     return _encoded(_CATALOG, part)
+
+
+def _quota_part(quota: QuotaSet) -> QuotaPart:
+    return QuotaPart(entity=quota.entity, values=quota.values)
 
 
 def load_catalog(broker: Broker, part: CatalogPart) -> None:
@@ -60,6 +68,8 @@ def load_catalog(broker: Broker, part: CatalogPart) -> None:
     for topic in part.topics:
         configs = {config.name: config.value for config in topic.configs}
         broker.catalog.create(topic.name, topic.topic_id, topic.partitions, configs)
+    for quota in part.quotas:
+        broker.quotas.set(QuotaSet(entity=quota.entity, values=quota.values))
 
 
 def encode_partition(partition: Partition, flushed: Flushed | None) -> bytearray:

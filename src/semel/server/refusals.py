@@ -21,6 +21,11 @@ from semel.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
 )
+from semel.wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    ResponseEntryData,
+)
 from semel.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -300,6 +305,15 @@ def _delete_groups(request: DeleteGroupsRequest) -> Message:
     )
 
 
+def _alter_client_quotas(request: AlterClientQuotasRequest) -> Message:
+    return AlterClientQuotasResponse(
+        entries=[
+            ResponseEntryData(error_code=ErrorCode.NOT_CONTROLLER, error_message=WHY, entity=entry.entity)
+            for entry in request.entries
+        ]
+    )
+
+
 _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.PRODUCE: refuse_produce,
     ApiKey.METADATA: _metadata,
@@ -322,6 +336,7 @@ _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.LIST_GROUPS: _list_groups,
     ApiKey.DESCRIBE_GROUPS: _describe_groups,
     ApiKey.DELETE_GROUPS: _delete_groups,
+    ApiKey.ALTER_CLIENT_QUOTAS: _alter_client_quotas,
 }
 
 
