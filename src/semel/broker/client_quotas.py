@@ -107,9 +107,10 @@ def alter_client_quotas(
             entity = _checked_entity(wanted)
             if entity in changed:
                 raise Refused(ErrorCode.INVALID_REQUEST, "the entity is named twice in one request")
-            if len(broker.quotas.by_entity) + len(changed) >= MAX_ENTITIES:
+            known = broker.quotas.by_entity
+            if entity not in known and len(known) + len(changed) >= MAX_ENTITIES:
                 raise Refused(ErrorCode.INVALID_REQUEST, f"there are {MAX_ENTITIES} quotas already")
-            values = dict(broker.quotas.by_entity.get(entity, {}))
+            values = dict(known.get(entity, {}))
             for change in wanted.ops:
                 _change(values, change)
             changed[entity] = values

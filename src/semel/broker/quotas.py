@@ -59,6 +59,10 @@ class Quotas:
         self.by_entity: dict[Entity, dict[str, float]] = {}
         self._remembered: dict[tuple[str, str, str], Quota | None] = {}
 
+    @property
+    def remembered(self) -> int:
+        return len(self._remembered)
+
     def set(self, entry: QuotaSet) -> None:
         """From now on the entity has these values, and no others."""
         entity = entity_of((part.entity_type, part.entity_name) for part in entry.entity)
