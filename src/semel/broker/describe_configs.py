@@ -126,7 +126,7 @@ def _broker_configs(
     broker: Broker, name: str, keys: Collection[str] | None
 ) -> list[DescribeConfigsResourceResult]:
     if name == "":
-        return []  # The name of what was changed for all brokers while they ran: nothing, since nothing can be.
+        return []  # What was changed for all brokers while they ran: nothing, since nothing can be.
     if name != str(broker.identity.node_id):
         raise Refused(
             ErrorCode.INVALID_REQUEST,
