@@ -76,6 +76,7 @@ class Groups:
                 group.offsets.hold(entry)
             case TxnOffsetsEnded():
                 group.offsets.end(entry)
+                self.drop_if_void(group.membership)
             case OffsetsRemoved():
                 group.offsets.remove(entry)
             case GroupSettled():
@@ -92,7 +93,7 @@ class Groups:
             group.membership.transition(State.DEAD)
 
     def drop_if_void(self, membership: ClassicMembership) -> None:
-        """Forget a group that only ever consisted of an id that was given away in vain."""
+        """Forget a group that has nothing left: an id given away in vain, offsets that were aborted."""
         group = self.by_id.get(membership.group_id)
         if group is not None and group.membership is membership and group.is_idle and not group.is_journaled:
             self.drop(group.group_id)
