@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transaction_cases import NONE, OTHER_TOPIC, TIMEOUT_MS, TOPIC, Bench, opened, started, write
+from coordinator_cases import NONE, OTHER_TOPIC, TIMEOUT_MS, TOPIC, Bench, opened, started, write
 
 from semel.broker.transactions.describing import (
     describe_producers,

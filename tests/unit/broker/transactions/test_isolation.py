@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from transaction_cases import GROUP, TOPIC, Bench, Producer, opened, started, write
+from coordinator_cases import GROUP, TOPIC, Bench, Producer, opened, started, write
 
 from semel.broker.decision import Caller, Decision, Endpoint
 from semel.broker.groups.offset_fetch import offset_fetch

@@ -11,9 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from transaction_cases import (
+from coordinator_cases import (
     TIMEOUT_MS,
     TOPIC,
     Bench,
@@ -21,6 +19,8 @@ from transaction_cases import (
     snapshot_parts,
     state,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from semel.broker.core import Broker, Limits
 from semel.broker.entries import TRANSACTION_ENTRIES, decode_entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from transaction_cases import (
+from coordinator_cases import (
     NONE,
     OTHER_TOPIC,
     TIMEOUT_MS,

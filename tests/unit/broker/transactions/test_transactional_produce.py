@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from transaction_cases import (
+from coordinator_cases import (
     ABORTABLE,
     BAD_MAPPING,
     BAD_STATE,

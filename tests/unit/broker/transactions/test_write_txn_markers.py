@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transaction_cases import (
+from coordinator_cases import (
     BAD_STATE,
     FENCED,
     NONE,
