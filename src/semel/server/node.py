@@ -43,6 +43,7 @@ from semel.server.memory_journal import MemoryJournal
 from semel.server.metrics import Metrics
 from semel.server.quorum import describe_quorum
 from semel.server.quotas import ClientMeters
+from semel.server.planted import check_allowed, planted_apis, planted_life
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.server.upkeep import Upkeep
@@ -77,7 +78,10 @@ class Node:
         """`disk` is None for a broker that keeps everything in memory."""
         self.settings = settings
         self.clock = clock
-        self.apis: dict[int, ServedApi] = served_apis()
+        fault = settings.text("testing.fault")
+        check_allowed(fault, os.environ)
+        self.apis: dict[int, ServedApi] = planted_apis(fault, served_apis())
+        self._new_life = planted_life(fault)
         self.connections: set[Connection] = set()
         self.metrics = Metrics()
         self._counters = Counters()
@@ -222,7 +226,7 @@ class Node:
         )
 
     def new_life(self, broker: Broker, store: Store, journal: Journal) -> Life:
-        return Life(broker, store, journal, self.in_background, self.metrics)
+        return self._new_life(broker, store, journal, self.in_background, self.metrics)
 
     def journal_released(self, journal: JournalWriter, position: int) -> None:
         self._from_thread(self._released, journal, position)

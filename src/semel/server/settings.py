@@ -16,7 +16,7 @@ from semel.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "SEMEL_"
 # Variables of other parts of Semel, which are no settings of the broker.
-FOREIGN_VARIABLES: Final = frozenset({"SEMEL_BOOTSTRAP", "SEMEL_CONFIG", "SEMEL_COMPLETE"})
+FOREIGN_VARIABLES: Final = frozenset({"SEMEL_BOOTSTRAP", "SEMEL_CONFIG", "SEMEL_COMPLETE", "SEMEL_TESTING"})
 MIB: Final = 1024 * 1024
 
 _B, _S, _I, _L = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG
@@ -207,6 +207,14 @@ _OWN: Final = (
         "",
         "forget a producer that has been silent for so long",
         minimum=1,
+    ),
+    ConfigDefinition(
+        "testing.fault",
+        _S,
+        "none",
+        "",
+        "break a promise on purpose, to test the checkers; refused unless SEMEL_TESTING=1",
+        choices=("none", "skip-marker", "lose-dedup", "show-past-lso", "show-before-durable"),
     ),
 )
 
