@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker_process import BrokerProcess, StartBroker
+from kafka_process import KafkaProcess, why_no_kafka
 
 from semel.embedded import Broker
 
@@ -47,6 +48,19 @@ def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield process.bootstrap
         assert "this is a bug" not in process.log, process.log
         assert process.stop() == 0, process.log
+    finally:
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
+    """Apache Kafka, one for all tests that hold it to the same claims."""
+    missing = why_no_kafka()
+    if missing is not None:
+        pytest.skip(missing)
+    process = KafkaProcess(tmp_path_factory.mktemp("kafka") / "broker")
+    try:
+        yield process.start()
     finally:
         process.kill()
 

@@ -203,11 +203,9 @@ async def _find_hanging(
 
 @command.command
 @click.argument("transactional_id", required=False)
-@click.option(
-    "--topic", shell_complete=complete_topic, help="With --partition and --producer-id: where it hangs."
-)
-@click.option("--partition", "-p", type=int)
-@click.option("--producer-id", type=int)
+@click.option("--topic", shell_complete=complete_topic, help="The topic in which it hangs.")
+@click.option("--partition", "-p", type=int, help="The partition in which it hangs.")
+@click.option("--producer-id", type=int, help="The producer that left it open.")
 @bootstrap_option
 def abort(
     transactional_id: str | None,

@@ -51,7 +51,7 @@ HINTS: Final[dict[int, str]] = {
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: "the transactional id has expired, or has another producer",
     ErrorCode.INVALID_TRANSACTION_TIMEOUT: "the broker's transaction.max.timeout.ms is the most it allows",
     ErrorCode.TRANSACTION_ABORTABLE: "abort the transaction and begin another",
-    ErrorCode.INVALID_TXN_STATE: "nothing was written in it, or it has ended already",
+    ErrorCode.INVALID_TXN_STATE: "it timed out, was ended otherwise, or has nothing in it",
     ErrorCode.ILLEGAL_GENERATION: "the consumer group has rebalanced; abort, and read what is assigned now",
     ErrorCode.UNKNOWN_MEMBER_ID: "the consumer has left its group; abort, and join again",
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "ask for an ACL on that transactional id",

@@ -66,7 +66,11 @@ async def fetch_offsets(
     require_stable: bool = True,
     timeout_ms: int = DEFAULT_RETRY_TIMEOUT_MS,
 ) -> dict[TopicPartition, CommittedOffset]:
-    """The committed offsets of these partitions (None: all); partitions without one are left out."""
+    """The committed offsets of these partitions; partitions without one are left out.
+
+    None asks for all that the group has. Kafka leaves out of those a partition whose first offset is pending,
+    so whoever needs certainty names the partitions.
+    """
     topics = None
     if partitions is not None:
         topics = [

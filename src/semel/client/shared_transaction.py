@@ -38,7 +38,8 @@ from semel.client.errors import (
 from semel.client.group_offsets import CommittedOffset, GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.producer import NO_IDENTITY, ProducerIdentity, TransactionScope
-from semel.errors import AbortableError, BrokerError, ConfigError, RetriableError, SemelError
+from semel.errors import AbortableError, BrokerError, ConfigError, FatalError, RetriableError, SemelError
+from semel.wire.errors import ErrorCode
 
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 60_000
 DEFAULT_END_TIMEOUT_MS: Final = 30_000
@@ -243,8 +244,8 @@ class SharedTransaction:
     def handle(self) -> TransactionHandle:
         """What writers need. From here on the owner counts on their having written.
 
-        If in the end neither they wrote nor the owner committed offsets, `abort` it: brokers refuse to
-        commit a transaction that has nothing in it.
+        If in the end neither they wrote nor the owner committed offsets, `abort` it: a commit with nothing
+        in it is refused, with an AbortableError.
         """
         self._require(State.OPEN)
         self._is_handed_out = True
@@ -390,6 +391,11 @@ class SharedTransaction:
             return await self._coordinator.end(self._identity, commit=True, version=self._version)
         except UnreachableError:
             self._answer_was_lost = True
+            raise
+        except FatalError as error:
+            # In version 2 the state is that of this very transaction: it timed out, or nothing is in it.
+            if self._version >= VERSION_2 and error.code == ErrorCode.INVALID_TXN_STATE:
+                raise spoiling(error) from error
             raise
 
     async def _abort(self) -> None:
