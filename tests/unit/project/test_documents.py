@@ -1,13 +1,15 @@
-"""The documents say what is so: generated parts are fresh, links lead somewhere, examples run."""
+"""The documents say what is so: generated parts and locks are fresh, links lead somewhere, examples run."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from semel.embedded import Broker
 
@@ -74,3 +76,15 @@ def test_the_locks_have_a_checksum_for_everything_and_name_no_registry() -> None
         assert "://" not in text
         for requirement in re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]:
             assert "--hash=sha256:" in requirement, requirement
+
+
+@pytest.mark.parametrize(("lock", "extra"), [("run.txt", None), ("dev.txt", None), ("dev.txt", "dev")])
+def test_what_the_project_asks_for_is_locked(lock: str, extra: str | None) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
+    locked = dict(
+        re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements" / lock).read_text(), re.MULTILINE)
+    )
+    for each in map(Requirement, wanted):
+        assert each.name in locked, "run: script/lock"
+        assert each.specifier.contains(locked[each.name]), "run: script/lock"
