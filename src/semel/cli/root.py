@@ -48,6 +48,7 @@ SUBCOMMANDS: Final = {
     "config": Subcommand("semel.cli.config", "Show the broker's settings and where each comes from."),
     "journal": Subcommand("semel.cli.journal", "Check and repair the files of a stopped broker."),
     "bench": Subcommand("semel.cli.bench", "Measure a broker, Semel or any Kafka."),
+    "simulate": Subcommand("semel.cli.simulate", "Crash simulated brokers and hold them to their promises."),
     "completion": Subcommand("semel.cli.completion", "Print a shell completion script."),
     "version": Subcommand("semel.cli.version", "Print the version."),
 }
