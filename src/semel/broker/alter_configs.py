@@ -35,11 +35,12 @@ def incremental_alter_configs(
     for wanted in request.resources:
         code, reason = 0, None
         try:
-            topic = _topic(broker, wanted.resource_type, wanted.resource_name)
-            configs = dict(topic.configs)
-            for change in wanted.configs:
-                _change(broker, configs, change)
-            entries.append(_configured(topic, configs))
+            if not _removes_from_broker(broker, wanted):
+                topic = _topic(broker, wanted.resource_type, wanted.resource_name)
+                configs = dict(topic.configs)
+                for change in wanted.configs:
+                    _change(broker, configs, change)
+                entries.append(_configured(topic, configs))
         except Refused as refused:
             code, reason = refused.code, refused.reason
         responses.append(
@@ -77,6 +78,18 @@ def alter_configs(
         )
     reply = replacing.AlterConfigsResponse(responses=responses)
     return Decision(reply, [] if request.validate_only else entries)
+
+
+def _removes_from_broker(broker: Broker, wanted: incremental.AlterConfigsResource) -> bool:
+    """Whether this takes back what was set on the running broker: it has been done, since nothing can be set.
+
+    The tool that moves partitions ends with it, throttle or no throttle.
+    """
+    return (
+        wanted.resource_type == ResourceType.BROKER
+        and wanted.resource_name in ("", str(broker.identity.node_id))
+        and all(change.config_operation == Operation.DELETE for change in wanted.configs)
+    )
 
 
 def _topic(broker: Broker, resource_type: int, name: str) -> Topic:

@@ -3,10 +3,12 @@
 from broker_cases import caller, new_broker, now, with_topic
 
 from semel.broker.acls import create_acls, delete_acls, describe_acls
+from semel.broker.alter_configs import Operation, incremental_alter_configs
 from semel.broker.config_resources import list_config_resources
 from semel.broker.features import update_features
 from semel.broker.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from semel.wire.errors import ErrorCode
+from semel.wire.messages import incremental_alter_configs as incremental
 from semel.wire.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -110,3 +112,17 @@ def test_topics_and_the_broker_have_settings() -> None:
     assert resources(1, 32, 16, 8).config_resources == []
     assert resources(1, 3).error_code == ErrorCode.UNSUPPORTED_VERSION
     assert resources(0).config_resources == [], "the first version asks for client metrics only"
+
+
+def test_a_brokers_settings_can_be_taken_back_but_not_set() -> None:
+    def alter(name: str, operation: Operation) -> int:
+        change = incremental.AlterableConfig(name="num.io.threads", config_operation=operation, value="9")
+        resource = incremental.AlterConfigsResource(resource_type=4, resource_name=name, configs=[change])
+        request = incremental.IncrementalAlterConfigsRequest(resources=[resource])
+        decision = incremental_alter_configs(new_broker(), request, caller(1), now())
+        assert isinstance(decision.reply, incremental.IncrementalAlterConfigsResponse)
+        assert decision.entries == []
+        return decision.reply.responses[0].error_code
+
+    assert [alter(name, Operation.DELETE) for name in ("1", "", "2")] == [0, 0, ErrorCode.INVALID_REQUEST]
+    assert alter("1", Operation.SET) == ErrorCode.INVALID_REQUEST
