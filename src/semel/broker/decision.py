@@ -36,9 +36,12 @@ class Endpoint:
     port: int
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Caller:
-    """Who asks, in which version of the API, and which address of ours it should be told."""
+    """Who asks, in which version of the API, and which address of ours it should be told.
+
+    Not frozen: one is made for every request, and that takes four times as long.
+    """
 
     api_version: int
     client_id: str

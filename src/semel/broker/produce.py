@@ -117,11 +117,15 @@ def _append(
     if partition.topic.settings.append_time:
         append_time_ms = now_ms
         stamp_append_time(batch, now_ms)
+        header = read_header(batch)
     base_offset = log.end_offset
     place_batch(batch, base_offset, broker.leader_epoch)
+    # As the batch has it now, without reading it again.
+    header.base_offset = base_offset
+    header.leader_epoch = broker.leader_epoch
     if joined is not None:
         entries.append(joined)
-    entries.append(Append(partition.topic.topic_id, partition.index, read_header(batch), batch))
+    entries.append(Append(partition.topic.topic_id, partition.index, header, batch))
     return _placed(partition, base_offset, append_time_ms)
 
 

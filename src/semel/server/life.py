@@ -104,6 +104,7 @@ class Life:
             placements: list[Placement] = []
             encoded = []
             commits = self._metrics.deciding(self.broker, decision.entries)
+            sync = decision.sync
             for entry in decision.entries:
                 effect = self.broker.apply(entry)
                 encoded.append(encode_entry(entry))
@@ -111,7 +112,8 @@ class Life:
                     effects.append(effect)
                     if isinstance(effect, Appended):
                         placements.append(self._place(effect))
-            sync = decision.sync or any(not isinstance(effect, Appended) for effect in effects)
+                    else:
+                        sync = True  # Files are deleted for it.
             self._is_torn = True
             position = self.journal.append(encoded, sync=sync, attachment=placements)
             self._is_torn = False

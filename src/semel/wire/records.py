@@ -531,6 +531,10 @@ def build_end_marker(
 
 def read_end_marker(batch: Buffer) -> EndMarker | None:
     """The end marker in a control batch; None if it is control of another kind, which readers pass over."""
+    if len(batch) == MARKER.size:
+        marker = _read_own_marker(batch)
+        if marker is not None:
+            return marker
     header = read_header(batch)
     if not header.is_control:
         raise malformed("it is not a control batch")
@@ -544,6 +548,22 @@ def read_end_marker(batch: Buffer) -> EndMarker | None:
         raise malformed("its end marker has no coordinator epoch")
     _, coordinator_epoch = MARKER_VALUE.unpack_from(record.value)
     return EndMarker(kind == COMMIT, header.producer_id, header.producer_epoch, coordinator_epoch)
+
+
+def _read_own_marker(batch: Buffer) -> EndMarker | None:
+    """The end marker if it lies as `build_end_marker` lays it: without walking through its record."""
+    fields = MARKER.unpack_from(batch)
+    attributes, producer_id, producer_epoch, count = fields[5], fields[9], fields[10], fields[12]
+    lengths = (fields[13], fields[17], fields[20])
+    kind = fields[19]
+    if (
+        lengths != (MARKER_RECORD_LENGTH, MARKER_KEY_LENGTH, MARKER_VALUE_LENGTH)
+        or attributes & (CODEC_MASK | CONTROL_BIT) != CONTROL_BIT
+        or count != 1
+        or kind not in (ABORT, COMMIT)
+    ):
+        return None
+    return EndMarker(kind == COMMIT, producer_id, producer_epoch, fields[22])
 
 
 def encode_headers(headers: Headers) -> bytes:
