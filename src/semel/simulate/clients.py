@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from semel.simulate.ledger import Ledger, Outcome, Place, Sent, Unit, Violation, name
+from semel.verify.ledger import Ledger, Outcome, Place, Sent, Unit, Violation, name
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Message
 from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse

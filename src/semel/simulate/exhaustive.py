@@ -44,11 +44,11 @@ from semel.simulate.clients import (
     StageClient,
     TransactionalClient,
 )
-from semel.simulate.ledger import Ends, Ledger, Outcome, Place, Violation, name
 from semel.simulate.machine import START_MS, Call
 from semel.simulate.reading import check_life, read_whole
 from semel.storage.memory import MemoryDisk
 from semel.storage.store import Store
+from semel.verify.ledger import Ends, Ledger, Outcome, Place, Violation, name
 from semel.wire.frames import Message
 from semel.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from semel.wire.messages.init_producer_id import InitProducerIdRequest
@@ -373,7 +373,7 @@ class World:
     def key(self) -> int:
         unsynced = tuple(bytes(entry) for group in self.journal.unsynced for entry in group.entries)
         actors = tuple(actor.key for actor in self.actors.values())
-        outcomes = tuple((unit.outcome, unit.was_seen) for unit in self.ledger.units)
+        outcomes = tuple((unit.outcome, unit.was_seen) for unit in self.ledger.units.values())
         return hash((self._durable_key(), unsynced, actors, outcomes, tuple(self.left.values()), self.now_ms))
 
     def _durable_key(self) -> int:

@@ -29,9 +29,9 @@ from semel.server.life import Job, Life
 from semel.server.planted import NO_FAULT, planted_apis, planted_life
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
-from semel.simulate.ledger import Violation
 from semel.storage.store import Store
 from semel.testing.simdisk import Faults, PowerLoss, SimDisk
+from semel.verify.ledger import Violation
 from semel.wire.frames import Message
 
 JOURNAL_FILE_BYTES: Final = 24 * 1024

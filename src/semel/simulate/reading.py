@@ -7,8 +7,8 @@ from typing import Final
 from semel.server.fetch import READ_COMMITTED, Reading
 from semel.server.fetch_sessions import Asked
 from semel.server.life import Life
-from semel.simulate.ledger import Content, Ends, Ledger, Place, Violation, name
 from semel.storage.segment import Region
+from semel.verify.ledger import Content, Ends, Ledger, Place, Violation, name
 from semel.wire.batch import iter_batches
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.fetch import AbortedTransaction, FetchPartition, FetchRequest

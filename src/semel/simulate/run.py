@@ -26,9 +26,9 @@ from semel.simulate.clients import (
     StageClient,
     TransactionalClient,
 )
-from semel.simulate.ledger import Ledger, Outcome, Place, Violation
 from semel.simulate.machine import Call, Machine
 from semel.simulate.reading import Reader, check_life, read_page
+from semel.verify.ledger import Ledger, Outcome, Place, Violation
 from semel.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from semel.wire.messages.delete_records import (
     DeleteRecordsPartition,
@@ -254,12 +254,14 @@ class Run:
     def _trouble(self) -> None:
         """Something will go wrong at one of the next operations of the disk."""
         faults = self.machine.disk.faults
-        soon = faults.counts["any"] + self.dice.randint(1, 10)
-        if self.dice.random() < 0.5:
-            if self.durability == "fsync":
-                faults.lose_power(soon)
+        distance = self.dice.randint(1, 10)
+        if self.durability == "os":
+            # A failed sync may take from the cache what was promised no more than the cache.
+            faults.fail("write", faults.counts["write"] + distance)
+        elif self.dice.random() < 0.5:
+            faults.lose_power(faults.counts["any"] + distance)
         else:
-            faults.fail("any", soon)
+            faults.fail("any", faults.counts["any"] + distance)
 
     def _crash(self) -> None:
         if self.durability == "fsync":
@@ -308,7 +310,7 @@ class Run:
         check_life(machine.life, self.ledger, self.places, at_rest=True)
 
     def _tally(self) -> Tally:
-        outcomes = [unit.outcome for unit in self.ledger.units]
+        outcomes = [unit.outcome for unit in self.ledger.units.values()]
         return Tally(
             seeds=1,
             steps=self.taken,

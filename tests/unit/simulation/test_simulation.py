@@ -10,8 +10,8 @@ from semel.errors import ConfigError
 from semel.server.planted import FAULTS, NO_FAULT, check_allowed
 from semel.simulate.campaign import play_seeds
 from semel.simulate.exhaustive import Scope, explore
-from semel.simulate.ledger import Content, Ends, Ledger, Outcome, Unit, Violation
 from semel.simulate.run import Failure, Tally, play
+from semel.verify.ledger import Content, Ends, Ledger, Outcome, Unit, Violation
 
 SEEDS = int(os.environ.get("SEMEL_SIMULATION_SEEDS", "60"))
 """How many seeds; `semel simulate` plays more of them."""

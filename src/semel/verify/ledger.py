@@ -105,7 +105,7 @@ class Ledger:
     """All facts of one run, and the rules that they must obey."""
 
     def __init__(self) -> None:
-        self.units: list[Unit] = []
+        self.units: dict[int, Unit] = {}
         self.ends: dict[Place, Ends] = {}
         self.seen: dict[Place, dict[int, bytes]] = {}
         self.stored: dict[Place, dict[int, bytes]] = {}
@@ -114,9 +114,10 @@ class Ledger:
 
     # What clients do and are told.
 
-    def begin(self, client: str) -> Unit:
-        unit = Unit(len(self.units), client)
-        self.units.append(unit)
+    def begin(self, client: str, number: int | None = None) -> Unit:
+        """A new unit. Numbers grow within a client; without one it gets the next of all."""
+        unit = Unit(len(self.units) if number is None else number, client)
+        self.units[unit.number] = unit
         return unit
 
     def acknowledged(self, sent: Sent, offset: int) -> None:
@@ -181,7 +182,7 @@ class Ledger:
         number, _, index = value.partition(b"/")
         try:
             return self.units[int(number)].records[int(index)]
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, KeyError):
             raise Violation(f"a reader got {value!r}, which nobody sent") from None
 
     # What must hold of a broker at any moment, also of one that has just come back from a crash.
@@ -191,7 +192,7 @@ class Ledger:
         self.checks += 1
         for place, content in contents.items():
             self._check_place(place, content)
-        for unit in self.units:
+        for unit in self.units.values():
             self._check_unit(unit, contents, group_offsets)
         for key, offset in self.group_offsets.items():
             if group_offsets.get(key, 0) < offset:
@@ -293,7 +294,7 @@ class Ledger:
     def _check_output(self, group: str, place: Place, end: int, inputs: Content, visible: set[bytes]) -> None:
         made = [
             sent.source[1]
-            for unit in self.units
+            for unit in self.units.values()
             if unit.read_to is not None and unit.read_to[:2] == (group, place)
             for sent in unit.records
             if sent.source is not None and sent.value in visible

@@ -1,0 +1,1 @@
+"""An exactly-once checker for any broker that speaks the Kafka protocol."""
