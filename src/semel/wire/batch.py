@@ -66,7 +66,7 @@ MAX_TIMESTAMP_AT: Final = 35
 BASE_SEQUENCE_AT: Final = 53
 
 
-class InvalidBatch(ProtocolError):
+class InvalidBatch(ProtocolError):  # noqa: N818 - a batch that is invalid, as Kafka's own names say it
     """A record batch that cannot be accepted or read; `code` is the protocol's error code to answer with."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:

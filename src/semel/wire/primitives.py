@@ -54,7 +54,7 @@ UNENCODABLE: Final = (AttributeError, TypeError, ValueError, struct.error)
 """What a value of a wrong type or size raises inside an encoder."""
 
 
-class MessageStruct:
+class MessageStruct:  # noqa: PLW1641 - messages change, so they have no hash
     """What the generated classes share. They are no dataclasses: making those takes a millisecond each at
     start, and mypyc cannot compile their constants."""
 
