@@ -146,7 +146,7 @@ class Checkpointer:
             yield parts
 
     def _every_part(self, in_this: dict[PartitionStore, Flushed]) -> Iterator[Part]:
-        """Requests are served between one part and the next: what is gone by its turn is left to the journal."""
+        """Requests are served between two parts: what is gone by its turn is left to the journal."""
         broker = self.life.broker
         topics, groups = list(broker.catalog), list(broker.groups)
         transactions = list(broker.transactions.by_id.values())

@@ -3,7 +3,8 @@
 A request is charged from when room is made for it until its answer has been handed to the socket. When the
 budget is spent, connections that have much under way, or want to read a large request, wait; nobody is cut
 off and nothing is lost. One of them may go on nevertheless: otherwise requests that are all incomplete would
-wait for each other for ever. So no more is held than the budget, one request, and a little of each connection.
+wait for each other for ever. So no more is held than the budget, one request, and a little of each
+connection.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Intake:
         return 2 * self.used_bytes < self._budget_bytes
 
     def may_read(self, reader: object) -> bool:
-        """Whether `reader` may read on. The first to ask when the budget is spent becomes the favoured one."""
+        """Whether `reader` may read on. The first to ask when the budget is spent becomes the favoured."""
         if self.used_bytes < self._budget_bytes or self._favoured is reader:
             return True
         if self._favoured is None:

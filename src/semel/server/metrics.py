@@ -1,7 +1,7 @@
 """Figures for the people who run a broker, in the text format that Prometheus reads.
 
-Counting must cost next to nothing, so it is done in plain integers on the event loop. What can be looked up, such as
-open transactions, is looked up when somebody asks.
+Counting must cost next to nothing, so it is done in plain integers on the event loop. What can be looked up,
+such as open transactions, is looked up when somebody asks.
 """
 
 from __future__ import annotations
