@@ -1,6 +1,7 @@
 """A broker of a few hundred lines for client tests: real sockets, real frames, a log in lists.
 
-It keeps batches, checks sequences as Kafka does, and can be told to misbehave: `broker.misbehave(key,
+It keeps batches, checks sequences as Kafka does, raises the epochs of transactional ids (and knows nothing
+else of transactions: what they write is there at once), and can be told to misbehave: `broker.misbehave(key,
 *tricks)` makes the next requests of an API meet these tricks, one each, before it goes on as usual.
 """
 
@@ -16,7 +17,14 @@ from semel.wire.apis import ApiKey
 from semel.wire.batch import BatchHeader, check_batch, place_batch, read_header
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import decode_request_header, response_frame
-from semel.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from semel.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopicResult,
+)
+from semel.wire.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
 from semel.wire.messages.create_topics import CreatableTopicResult, CreateTopicsRequest, CreateTopicsResponse
 from semel.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from semel.wire.messages.describe_configs import (
@@ -25,6 +33,7 @@ from semel.wire.messages.describe_configs import (
     DescribeConfigsResponse,
     DescribeConfigsResult,
 )
+from semel.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from semel.wire.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -47,11 +56,23 @@ from semel.wire.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from semel.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
 from semel.wire.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
+)
+from semel.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
 )
 from semel.wire.records import read_records
 
@@ -103,16 +124,18 @@ class Partition:
         self.end_offset = 0
         self.last_stable_offset: int | None = None
         self.aborted: list[AbortedTransaction] = []
-        self.sequences: dict[int, list[tuple[int, int, int]]] = {}  # producer: (first, next, base offset)
+        # Producer and epoch to (first, next, base offset) of its last batches.
+        self.sequences: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
 
     def append(self, batch: bytes | bytearray) -> tuple[int, int]:
         """Error code and base offset."""
         header = check_batch(batch)
         if header.producer_id >= 0:
-            for first, _, base_offset in self.sequences.get(header.producer_id, []):
+            identity = (header.producer_id, header.producer_epoch)
+            for first, _, base_offset in self.sequences.get(identity, []):
                 if first == header.base_sequence:
                     return ErrorCode.NONE, base_offset
-            known = self.sequences.setdefault(header.producer_id, [])
+            known = self.sequences.setdefault(identity, [])
             # Kafka takes any sequence from a producer that it does not know yet in this partition.
             if known and known[-1][1] != header.base_sequence:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
@@ -149,6 +172,10 @@ class FakeBroker:
         self._tricks: dict[int, deque[Trick]] = defaultdict(deque)
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self.transaction_version = 2
+        self.identities: dict[str, tuple[int, int]] = {}
+        self.ends: list[tuple[int, bool]] = []  # epochs, and whether they committed; a retry counts once
+        self.offsets: dict[tuple[str, int], int] = {}
         self._next_producer_id = 1000
         self._heard = asyncio.Event()
 
@@ -228,8 +255,10 @@ class FakeBroker:
 
     def api_versions(self, request: object) -> ApiVersionsResponse:
         ranges = {key: request_range(key) for key in HANDLERS} | self.versions
+        version = self.transaction_version
         return ApiVersionsResponse(
-            api_keys=[ApiVersion(key, low, high) for key, (low, high) in ranges.items()]
+            api_keys=[ApiVersion(key, low, high) for key, (low, high) in ranges.items()],
+            finalized_features=[FinalizedFeatureKey("transaction.version", version, version)],
         )
 
     def metadata(self, request: MetadataRequest) -> MetadataResponse:
@@ -294,8 +323,63 @@ class FakeBroker:
         return DescribeConfigsResponse(results=results)
 
     def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
-        self._next_producer_id += 1
-        return InitProducerIdResponse(producer_id=self._next_producer_id, producer_epoch=0)
+        known = self.identities.get(request.transactional_id or "")
+        if known is not None:
+            if request.producer_epoch not in (-1, known[1]):
+                return InitProducerIdResponse(error_code=ErrorCode.PRODUCER_FENCED)
+            identity = (known[0], known[1] + 1)
+        else:
+            self._next_producer_id += 1
+            identity = (self._next_producer_id, 0)
+        if request.transactional_id is not None:
+            self.identities[request.transactional_id] = identity
+        return InitProducerIdResponse(producer_id=identity[0], producer_epoch=identity[1])
+
+    def add_partitions_to_txn(self, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+        results = [
+            AddPartitionsToTxnTopicResult(
+                topic.name, [AddPartitionsToTxnPartitionResult(index, 0) for index in topic.partitions]
+            )
+            for topic in request.v3_and_below_topics
+        ]
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+
+    def add_offsets_to_txn(self, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+        return AddOffsetsToTxnResponse()
+
+    def txn_offset_commit(self, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
+        topics = []
+        for topic in request.topics:
+            for each in topic.partitions:
+                self.offsets[topic.name, each.partition_index] = each.committed_offset
+            answers = [TxnOffsetCommitResponsePartition(each.partition_index) for each in topic.partitions]
+            topics.append(TxnOffsetCommitResponseTopic(topic.name, answers))
+        return TxnOffsetCommitResponse(topics=topics)
+
+    def offset_fetch(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
+        topics = []
+        for topic in request.topics or []:
+            answers = [
+                OffsetFetchResponsePartition(index, self.offsets.get((topic.name, index), -1))
+                for index in topic.partition_indexes
+            ]
+            topics.append(OffsetFetchResponseTopic(topic.name, answers))
+        return OffsetFetchResponse(topics=topics)
+
+    def end_txn(self, request: EndTxnRequest) -> EndTxnResponse:
+        """As KIP-890 has it: version 5 raises the epoch, and a retry with the epoch before is answered."""
+        producer_id, epoch = self.identities[request.transactional_id]
+        raises_epoch = self.versions_seen(ApiKey.END_TXN)[-1] >= 5
+        is_retry = self.ends[-1:] == [(request.producer_epoch, request.committed)]
+        if request.producer_epoch == epoch:
+            if not is_retry or raises_epoch:
+                self.ends.append((epoch, request.committed))
+            if raises_epoch:
+                epoch += 1
+                self.identities[request.transactional_id] = (producer_id, epoch)
+        elif not (is_retry and raises_epoch and request.producer_epoch == epoch - 1):
+            return EndTxnResponse(error_code=ErrorCode.PRODUCER_FENCED)
+        return EndTxnResponse(producer_id=producer_id, producer_epoch=epoch)
 
     def find_coordinator(self, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
         return FindCoordinatorResponse(node_id=NODE_ID, host="127.0.0.1", port=self.port)
@@ -370,6 +454,11 @@ HANDLERS: Final[dict[int, Callable[[FakeBroker, Any], Answer]]] = {
     ApiKey.PRODUCE: FakeBroker.produce,
     ApiKey.LIST_OFFSETS: FakeBroker.list_offsets,
     ApiKey.FETCH: FakeBroker.fetch,
+    ApiKey.ADD_PARTITIONS_TO_TXN: FakeBroker.add_partitions_to_txn,
+    ApiKey.ADD_OFFSETS_TO_TXN: FakeBroker.add_offsets_to_txn,
+    ApiKey.TXN_OFFSET_COMMIT: FakeBroker.txn_offset_commit,
+    ApiKey.OFFSET_FETCH: FakeBroker.offset_fetch,
+    ApiKey.END_TXN: FakeBroker.end_txn,
 }
 
 
