@@ -124,8 +124,8 @@ def encode_group(
 
     Each entry is given as buffers to be joined. They must not change until the group is written.
     """
-    piece = bytearray(GROUP_HEADER_BYTES)
-    buffers: list[Buffer] = [piece]
+    first = piece = bytearray(GROUP_HEADER_BYTES)
+    buffers: list[Buffer] = [first]
     for entry in entries:
         length = 0
         for buffer in entry:
@@ -138,7 +138,6 @@ def encode_group(
                 buffers.append(buffer)
                 piece = bytearray()
                 buffers.append(piece)
-    first = buffers[0]
     body_crc = crc32.iscsi(memoryview(first)[GROUP_HEADER_BYTES:])
     size = len(first)
     for i in range(1, len(buffers)):
@@ -149,30 +148,39 @@ def encode_group(
             f"one request would write {size} bytes to the journal, where {MAX_GROUP_BYTES} is the most; "
             "send it in smaller parts or lower the largest request size of the listener"
         )
-    assert isinstance(first, bytearray)
-    first[:GROUP_HEADER_BYTES] = encode_group_header(
-        seal, GroupHeader(position, durable, size - GROUP_HEADER_BYTES, body_crc, len(entries))
-    )
+    _put_group_header(first, seal, position, durable, size - GROUP_HEADER_BYTES, body_crc, len(entries))
     return buffers, size
 
 
 def encode_group_header(seal: Seal, header: GroupHeader) -> bytearray:
     """A group header under `seal`: for a new group, or for a group that is copied to a new generation."""
     encoded = bytearray(GROUP_HEADER_BYTES)
-    _GROUP_HEADER.pack_into(
+    _put_group_header(
         encoded,
-        0,
-        seal.mark,
-        0,
-        header.body_crc,
-        seal.generation,
-        header.body_length,
-        header.entry_count,
+        seal,
         header.position,
         header.durable,
+        header.body_length,
+        header.body_crc,
+        header.entry_count,
     )
-    _LENGTH.pack_into(encoded, 4, crc32.iscsi(memoryview(encoded)[_CRC_FROM:], seal.crc_seed))
     return encoded
+
+
+def _put_group_header(
+    out: bytearray,
+    seal: Seal,
+    position: int,
+    durable: int,
+    body_length: int,
+    body_crc: int,
+    entry_count: int,
+) -> None:
+    """Write a group header at the beginning of `out`."""
+    _GROUP_HEADER.pack_into(
+        out, 0, seal.mark, 0, body_crc, seal.generation, body_length, entry_count, position, durable
+    )
+    _LENGTH.pack_into(out, 4, crc32.iscsi(out[_CRC_FROM:GROUP_HEADER_BYTES], seal.crc_seed))
 
 
 def decode_group_header(seal: Seal, buffer: Buffer, offset: int, position: int) -> GroupHeader | None:

@@ -129,7 +129,7 @@ class Node:
             self._begin(await self._loop.run_in_executor(self._worker, self._build, None, 0, None))
             self._spawn(self._watch_space())
         self._spawn(Upkeep(self).run())
-        self._spawn(self._ticks())
+        self._tick()
 
     async def stop(self) -> None:
         """Answer what waits, then leave everything on disk as a start would want to find it."""
@@ -323,17 +323,19 @@ class Node:
                     log.info("there is room on the disk again: appends are taken")
             await asyncio.sleep(SPACE_CHECK_S)
 
-    async def _ticks(self) -> None:
-        """Ask the core again and again what has come due."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            if self.life.is_over:
-                continue
-            try:
-                for decision in tick(self.life.broker, self.now()):
-                    self._submit(None, decision)
-            except Exception:
-                log.exception("a deadline could not be dealt with; this is a bug")
+    def _tick(self) -> None:
+        """Ask the core what has come due, and again after a while. No task: it runs all the time."""
+        if self._is_stopping:
+            return
+        assert self._loop is not None
+        self._loop.call_later(TICK_S, self._tick)
+        if self.life.is_over:
+            return
+        try:
+            for decision in tick(self.life.broker, self.now()):
+                self._submit(None, decision)
+        except Exception:
+            log.exception("a deadline could not be dealt with; this is a bug")
 
     def now(self) -> Now:
         return Now(self.clock.wall_ms(), self.clock.monotonic_ms())
