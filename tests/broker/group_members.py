@@ -26,13 +26,22 @@ class GroupMember:
     """Subscribes to one topic, keeps what it receives, and commits when it is asked to or closed."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, *, instance_id: str | None = None, sticky: bool = False
+        self,
+        bootstrap: str,
+        group: str,
+        topic: str,
+        *,
+        instance_id: str | None = None,
+        sticky: bool = False,
+        assigned_by_broker: bool = False,
     ) -> None:
+        """`assigned_by_broker`: the consumer protocol of KIP-848, where the library has it."""
         self.bootstrap = bootstrap
         self.group = group
         self.topic = topic
         self.instance_id = instance_id
         self.sticky = sticky
+        self.assigned_by_broker = assigned_by_broker
         self.received: list[tuple[int, int]] = []
         """Partition and offset of every record."""
         self.assignment: frozenset[int] = frozenset()
@@ -82,10 +91,13 @@ class ConfluentMember(GroupMember):
             "group.id": self.group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": SESSION_MS,
-            "heartbeat.interval.ms": HEARTBEAT_MS,
-            "partition.assignment.strategy": "cooperative-sticky" if self.sticky else "range",
         }
+        if self.assigned_by_broker:
+            settings["group.protocol"] = "consumer"
+        else:
+            settings["session.timeout.ms"] = SESSION_MS
+            settings["heartbeat.interval.ms"] = HEARTBEAT_MS
+            settings["partition.assignment.strategy"] = "cooperative-sticky" if self.sticky else "range"
         if self.instance_id is not None:
             settings["group.instance.id"] = self.instance_id
         consumer = Consumer(settings)

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupState, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    ConsumerGroupType,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 from group_members import MEMBERS, ConfluentMember, GroupMember, share_all, wait_until
 
@@ -20,7 +27,7 @@ RECORDS = 600
 
 @pytest.fixture(scope="module")
 def bootstrap() -> Iterator[str]:
-    with Broker() as broker:
+    with Broker(settings={"group.consumer.heartbeat.interval.ms": 200}) as broker:
         yield broker.bootstrap
 
 
@@ -173,6 +180,61 @@ def test_offsets_and_members_survive_a_restart(tmp_path: Path, group: str, topic
         assert (first.rebalances, second.rebalances) == rebalances
         assert committed(address, group, topic) == [RECORDS // PARTITIONS] * PARTITIONS
         close_all(first, second)
+
+
+def by_broker(bootstrap: str, group: str, topic: str, instance_id: str | None = None) -> ConfluentMember:
+    member = ConfluentMember(bootstrap, group, topic, instance_id=instance_id, assigned_by_broker=True)
+    member.start()
+    return member
+
+
+def test_members_of_the_consumer_protocol_share_a_topic(bootstrap: str, group: str, topic: str) -> None:
+    create(bootstrap, topic)
+    first, second, third = (by_broker(bootstrap, group, topic) for _ in range(3))
+    everybody = (first, second, third)
+    wait_until("three share", lambda: share_all(PARTITIONS, *everybody), *everybody)
+    assert [len(member.assignment) for member in everybody] == [2, 2, 2]
+    fill(bootstrap, topic)
+    read_all(*everybody)
+    for member in everybody:
+        member.commit()
+    assert committed(bootstrap, group, topic) == [RECORDS // PARTITIONS] * PARTITIONS
+    first.close()
+    wait_until("two share", lambda: share_all(PARTITIONS, second, third), second, third)
+    close_all(second, third)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    kinds = {one.group_id: one.type for one in admin.list_consumer_groups().result().valid}
+    assert kinds[group] == ConsumerGroupType.CONSUMER
+
+
+def test_a_pattern_subscribes_to_topics_that_come_later(bootstrap: str, group: str, topic: str) -> None:
+    create(bootstrap, f"{topic}-one")
+    member = by_broker(bootstrap, group, f"^{topic}-.*")
+    wait_until("one topic is assigned", lambda: len(member.assignment) == PARTITIONS, member)
+    create(bootstrap, f"{topic}-two")
+    fill(bootstrap, f"{topic}-one", PARTITIONS)
+    fill(bootstrap, f"{topic}-two", PARTITIONS)
+    wait_until("both topics are read", lambda: len(member.received) == 2 * PARTITIONS, member)
+    member.close()
+
+
+def test_an_application_moves_to_the_consumer_protocol_and_back_without_a_pause(
+    bootstrap: str, group: str, topic: str
+) -> None:
+    create(bootstrap, topic)
+    classic = [ConfluentMember(bootstrap, group, topic, sticky=True).start() for _ in range(2)]
+    wait_until("two share", lambda: share_all(PARTITIONS, *classic), *classic)
+    new = [by_broker(bootstrap, group, topic) for _ in range(2)]
+    wait_until("four share", lambda: share_all(PARTITIONS, *classic, *new), *classic, *new)
+    close_all(*classic)
+    wait_until("the new ones share", lambda: share_all(PARTITIONS, *new), *new)
+    old = [ConfluentMember(bootstrap, group, topic, sticky=True).start() for _ in range(2)]
+    wait_until("four share again", lambda: share_all(PARTITIONS, *new, *old), *new, *old)
+    close_all(*new)
+    wait_until("the old ones share", lambda: share_all(PARTITIONS, *old), *old)
+    fill(bootstrap, topic)
+    read_all(*old)
+    close_all(*old)
 
 
 def members_of(bootstrap: str, group: str) -> set[str]:

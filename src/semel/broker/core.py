@@ -146,7 +146,7 @@ class Broker:
                 topic = self.catalog.delete(entry.topic_id)
                 return None if topic is None else Dropped(topic)
             case PartitionsAdded():
-                self.catalog.by_id[entry.topic_id].grow(entry.count)
+                self.catalog.grow(entry.topic_id, entry.count)
             case TopicConfigured():
                 self.catalog.configure(
                     entry.topic_id, {config.name: config.value for config in entry.configs}

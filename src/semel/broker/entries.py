@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from semel.broker.group_messages import (
+    ConsumerGroupChanged,
     GroupDeleted,
     GroupSettled,
     OffsetsCommitted,
@@ -56,11 +57,18 @@ class Append:
 
 
 GroupEntry: TypeAlias = (
-    GroupSettled | GroupDeleted | OffsetsCommitted | OffsetsRemoved | TxnOffsetsPending | TxnOffsetsEnded
+    GroupSettled
+    | ConsumerGroupChanged
+    | GroupDeleted
+    | OffsetsCommitted
+    | OffsetsRemoved
+    | TxnOffsetsPending
+    | TxnOffsetsEnded
 )
 """An entry of a consumer group, which is named in its `group_id`."""
 GROUP_ENTRIES: Final = (
     GroupSettled,
+    ConsumerGroupChanged,
     GroupDeleted,
     OffsetsCommitted,
     OffsetsRemoved,
@@ -111,6 +119,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     23: OffsetsRemoved,
     24: TxnOffsetsPending,
     25: TxnOffsetsEnded,
+    26: ConsumerGroupChanged,
 }
 _KIND_OF: Final[dict[type[Message], int]] = {message: kind for kind, message in _KINDS.items()}
 

@@ -19,12 +19,14 @@ from semel.wire.primitives import (
     ended_early,
     malformed,
     null_refused,
+    read_compact_strings,
     read_int32s,
     skip_tags,
     unencodable,
     uvarint_tail,
     write_compact_bytes,
     write_compact_string,
+    write_compact_strings,
     write_int32s,
     write_nullable_compact_string,
     write_uvarint,
@@ -35,6 +37,8 @@ unpack_UiqiB = Struct(">16siqiB").unpack_from
 unpack_b = Struct(">b").unpack_from
 unpack_iB = Struct(">iB").unpack_from
 unpack_iiB = Struct(">iiB").unpack_from
+unpack_iibB = Struct(">iibB").unpack_from
+unpack_iiqB = Struct(">iiqB").unpack_from
 unpack_iqiB = Struct(">iqiB").unpack_from
 unpack_qtB = Struct(">q?B").unpack_from
 unpack_qB = Struct(">qB").unpack_from
@@ -46,6 +50,8 @@ pack_U = Struct(">16s").pack
 pack_Uiqi = Struct(">16siqi").pack
 pack_i = Struct(">i").pack
 pack_ii = Struct(">ii").pack
+pack_iib = Struct(">iib").pack
+pack_iiq = Struct(">iiq").pack
 pack_iqi = Struct(">iqi").pack
 pack_q = Struct(">q").pack
 pack_qtB = Struct(">q?B").pack
@@ -351,6 +357,467 @@ class GroupSettled(MessageStruct):
             raise unencodable("GroupSettled", version, error) from error
 
 
+class TopicPartitions(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("topic_id", "indexes")
+    __slots__ = FIELDS
+
+    def __init__(self, topic_id: bytes = ZERO_UUID, indexes: list[int] = NEW_LIST) -> None:
+        self.topic_id = topic_id
+        self.indexes = [] if indexes is NEW_LIST else indexes
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[TopicPartitions, int]:
+        indexes: list[int]
+        topic_id, length = unpack_UB(buf, pos)
+        pos += 17
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 4 <= len(buf) - pos:
+            raise count_refused("TopicPartitions.indexes", length, len(buf) - pos)
+        indexes = read_int32s(buf, pos, length)
+        pos += length * 4
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return TopicPartitions(topic_id, indexes), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        out += pack_U(self.topic_id)
+        write_uvarint(out, len(self.indexes) + 1)
+        write_int32s(out, self.indexes)
+        out.append(0)
+
+
+class ClassicSide(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("session_timeout_ms", "protocols")
+    __slots__ = FIELDS
+
+    def __init__(self, session_timeout_ms: int = 0, protocols: list[RosterProtocol] = NEW_LIST) -> None:
+        self.session_timeout_ms = session_timeout_ms
+        self.protocols = [] if protocols is NEW_LIST else protocols
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[ClassicSide, int]:
+        protocols: list[RosterProtocol]
+        session_timeout_ms, length = unpack_iB(buf, pos)
+        pos += 5
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 3 <= len(buf) - pos:
+            raise count_refused("ClassicSide.protocols", length, len(buf) - pos)
+        protocols = []
+        for _ in range(length):
+            protocols_item, pos = RosterProtocol.decode(buf, pos, version)
+            protocols.append(protocols_item)
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return ClassicSide(session_timeout_ms, protocols), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        out += pack_i(self.session_timeout_ms)
+        write_uvarint(out, len(self.protocols) + 1)
+        for protocols_item in self.protocols:
+            protocols_item.encode(out, version, splices)
+        out.append(0)
+
+
+class ConsumerRosterMember(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        "member_id",
+        "instance_id",
+        "rack_id",
+        "client_id",
+        "client_host",
+        "rebalance_timeout_ms",
+        "topic_names",
+        "topic_regex",
+        "server_assignor",
+        "epoch",
+        "previous_epoch",
+        "state",
+        "assigned",
+        "revoking",
+        "classic",
+    )
+    __slots__ = FIELDS
+
+    def __init__(
+        self,
+        member_id: str = "",
+        instance_id: str | None = None,
+        rack_id: str | None = None,
+        client_id: str = "",
+        client_host: str = "",
+        rebalance_timeout_ms: int = 0,
+        topic_names: list[str] = NEW_LIST,
+        topic_regex: str | None = None,
+        server_assignor: str | None = None,
+        epoch: int = 0,
+        previous_epoch: int = 0,
+        state: int = 0,
+        assigned: list[TopicPartitions] = NEW_LIST,
+        revoking: list[TopicPartitions] = NEW_LIST,
+        classic: ClassicSide | None = None,
+    ) -> None:
+        self.member_id = member_id
+        self.instance_id = instance_id
+        self.rack_id = rack_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.topic_names = [] if topic_names is NEW_LIST else topic_names
+        self.topic_regex = topic_regex
+        self.server_assignor = server_assignor
+        self.epoch = epoch
+        self.previous_epoch = previous_epoch
+        self.state = state
+        self.assigned = [] if assigned is NEW_LIST else assigned
+        self.revoking = [] if revoking is NEW_LIST else revoking
+        self.classic = classic
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[ConsumerRosterMember, int]:
+        instance_id: str | None
+        rack_id: str | None
+        topic_names: list[str]
+        topic_regex: str | None
+        server_assignor: str | None
+        assigned: list[TopicPartitions]
+        revoking: list[TopicPartitions]
+        classic: ClassicSide | None
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("ConsumerRosterMember.member_id", version)
+        end = pos + length - 1
+        member_id = buf[pos:end].tobytes().decode()
+        pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            instance_id = None
+        else:
+            end = pos + length - 1
+            instance_id = buf[pos:end].tobytes().decode()
+            pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            rack_id = None
+        else:
+            end = pos + length - 1
+            rack_id = buf[pos:end].tobytes().decode()
+            pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("ConsumerRosterMember.client_id", version)
+        end = pos + length - 1
+        client_id = buf[pos:end].tobytes().decode()
+        pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("ConsumerRosterMember.client_host", version)
+        end = pos + length - 1
+        client_host = buf[pos:end].tobytes().decode()
+        pos = end
+        rebalance_timeout_ms, length = unpack_iB(buf, pos)
+        pos += 5
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length <= len(buf) - pos:
+            raise count_refused("ConsumerRosterMember.topic_names", length, len(buf) - pos)
+        topic_names, pos = read_compact_strings(buf, pos, length, "ConsumerRosterMember.topic_names")
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            topic_regex = None
+        else:
+            end = pos + length - 1
+            topic_regex = buf[pos:end].tobytes().decode()
+            pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            server_assignor = None
+        else:
+            end = pos + length - 1
+            server_assignor = buf[pos:end].tobytes().decode()
+            pos = end
+        epoch, previous_epoch, state, length = unpack_iibB(buf, pos)
+        pos += 10
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 18 <= len(buf) - pos:
+            raise count_refused("ConsumerRosterMember.assigned", length, len(buf) - pos)
+        assigned = []
+        for _ in range(length):
+            assigned_item, pos = TopicPartitions.decode(buf, pos, version)
+            assigned.append(assigned_item)
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 18 <= len(buf) - pos:
+            raise count_refused("ConsumerRosterMember.revoking", length, len(buf) - pos)
+        revoking = []
+        for _ in range(length):
+            revoking_item, pos = TopicPartitions.decode(buf, pos, version)
+            revoking.append(revoking_item)
+        length = unpack_b(buf, pos)[0]
+        pos += 1
+        if length < 0:
+            classic = None
+        else:
+            classic, pos = ClassicSide.decode(buf, pos, version)
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return ConsumerRosterMember(
+            member_id,
+            instance_id,
+            rack_id,
+            client_id,
+            client_host,
+            rebalance_timeout_ms,
+            topic_names,
+            topic_regex,
+            server_assignor,
+            epoch,
+            previous_epoch,
+            state,
+            assigned,
+            revoking,
+            classic,
+        ), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        write_compact_string(out, self.member_id)
+        write_nullable_compact_string(out, self.instance_id)
+        write_nullable_compact_string(out, self.rack_id)
+        write_compact_string(out, self.client_id)
+        write_compact_string(out, self.client_host)
+        out += pack_i(self.rebalance_timeout_ms)
+        write_uvarint(out, len(self.topic_names) + 1)
+        write_compact_strings(out, self.topic_names)
+        write_nullable_compact_string(out, self.topic_regex)
+        write_nullable_compact_string(out, self.server_assignor)
+        out += pack_iib(self.epoch, self.previous_epoch, self.state)
+        write_uvarint(out, len(self.assigned) + 1)
+        for assigned_item in self.assigned:
+            assigned_item.encode(out, version, splices)
+        write_uvarint(out, len(self.revoking) + 1)
+        for revoking_item in self.revoking:
+            revoking_item.encode(out, version, splices)
+        classic = self.classic
+        if classic is None:
+            out.append(255)
+        else:
+            out.append(1)
+            classic.encode(out, version, splices)
+        out.append(0)
+
+
+class Target(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = ("member_id", "partitions")
+    __slots__ = FIELDS
+
+    def __init__(self, member_id: str = "", partitions: list[TopicPartitions] = NEW_LIST) -> None:
+        self.member_id = member_id
+        self.partitions = [] if partitions is NEW_LIST else partitions
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[Target, int]:
+        partitions: list[TopicPartitions]
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        if length == 0:
+            raise null_refused("Target.member_id", version)
+        end = pos + length - 1
+        member_id = buf[pos:end].tobytes().decode()
+        pos = end
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 18 <= len(buf) - pos:
+            raise count_refused("Target.partitions", length, len(buf) - pos)
+        partitions = []
+        for _ in range(length):
+            partitions_item, pos = TopicPartitions.decode(buf, pos, version)
+            partitions.append(partitions_item)
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return Target(member_id, partitions), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        write_compact_string(out, self.member_id)
+        write_uvarint(out, len(self.partitions) + 1)
+        for partitions_item in self.partitions:
+            partitions_item.encode(out, version, splices)
+        out.append(0)
+
+
+class ConsumerRoster(MessageStruct):
+    FIELDS: ClassVar[tuple[str, ...]] = (
+        "epoch",
+        "target_epoch",
+        "changed_at_ms",
+        "members",
+        "removed",
+        "targets",
+    )
+    __slots__ = FIELDS
+
+    def __init__(
+        self,
+        epoch: int = 0,
+        target_epoch: int = 0,
+        changed_at_ms: int = 0,
+        members: list[ConsumerRosterMember] = NEW_LIST,
+        removed: list[str] = NEW_LIST,
+        targets: list[Target] = NEW_LIST,
+    ) -> None:
+        self.epoch = epoch
+        self.target_epoch = target_epoch
+        self.changed_at_ms = changed_at_ms
+        self.members = [] if members is NEW_LIST else members
+        self.removed = [] if removed is NEW_LIST else removed
+        self.targets = [] if targets is NEW_LIST else targets
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[ConsumerRoster, int]:
+        members: list[ConsumerRosterMember]
+        removed: list[str]
+        targets: list[Target]
+        epoch, target_epoch, changed_at_ms, length = unpack_iiqB(buf, pos)
+        pos += 17
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 25 <= len(buf) - pos:
+            raise count_refused("ConsumerRoster.members", length, len(buf) - pos)
+        members = []
+        for _ in range(length):
+            members_item, pos = ConsumerRosterMember.decode(buf, pos, version)
+            members.append(members_item)
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length <= len(buf) - pos:
+            raise count_refused("ConsumerRoster.removed", length, len(buf) - pos)
+        removed, pos = read_compact_strings(buf, pos, length, "ConsumerRoster.removed")
+        length = buf[pos]
+        pos += 1
+        if length > 127:
+            length, pos = uvarint_tail(buf, pos, length)
+        length -= 1
+        if not 0 <= length * 3 <= len(buf) - pos:
+            raise count_refused("ConsumerRoster.targets", length, len(buf) - pos)
+        targets = []
+        for _ in range(length):
+            targets_item, pos = Target.decode(buf, pos, version)
+            targets.append(targets_item)
+        tags = buf[pos]
+        pos += 1
+        if tags:
+            pos = skip_tags(buf, pos, tags)
+        return ConsumerRoster(epoch, target_epoch, changed_at_ms, members, removed, targets), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        out += pack_iiq(self.epoch, self.target_epoch, self.changed_at_ms)
+        write_uvarint(out, len(self.members) + 1)
+        for members_item in self.members:
+            members_item.encode(out, version, splices)
+        write_uvarint(out, len(self.removed) + 1)
+        write_compact_strings(out, self.removed)
+        write_uvarint(out, len(self.targets) + 1)
+        for targets_item in self.targets:
+            targets_item.encode(out, version, splices)
+        out.append(0)
+
+
+class ConsumerGroupChanged(MessageStruct):
+    MIN_VERSION: ClassVar[int] = 0
+    MAX_VERSION: ClassVar[int] = 0
+    FLEXIBLE_FROM: ClassVar[int] = 0
+
+    FIELDS: ClassVar[tuple[str, ...]] = ("group_id", "replaces", "change")
+    __slots__ = FIELDS
+
+    def __init__(
+        self, group_id: str = "", replaces: bool = False, change: ConsumerRoster | None = None
+    ) -> None:
+        self.group_id = group_id
+        self.replaces = replaces
+        self.change = ConsumerRoster() if change is None else change
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[ConsumerGroupChanged, int]:
+        try:
+            length = buf[pos]
+            pos += 1
+            if length > 127:
+                length, pos = uvarint_tail(buf, pos, length)
+            if length == 0:
+                raise null_refused("ConsumerGroupChanged.group_id", version)
+            end = pos + length - 1
+            group_id = buf[pos:end].tobytes().decode()
+            pos = end
+            replaces = buf[pos] != 0
+            pos += 1
+            change, pos = ConsumerRoster.decode(buf, pos, version)
+            tags = buf[pos]
+            pos += 1
+            if tags:
+                pos = skip_tags(buf, pos, tags)
+        except MALFORMED as error:
+            raise malformed("ConsumerGroupChanged", version, error) from None
+        if pos > len(buf):
+            raise ended_early("ConsumerGroupChanged", version)
+        return ConsumerGroupChanged(group_id, replaces, change), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        try:
+            write_compact_string(out, self.group_id)
+            out.append(1 if self.replaces else 0)
+            self.change.encode(out, version, splices)
+            out.append(0)
+        except UNENCODABLE as error:
+            raise unencodable("ConsumerGroupChanged", version, error) from error
+
+
 class GroupDeleted(MessageStruct):
     MIN_VERSION: ClassVar[int] = 0
     MAX_VERSION: ClassVar[int] = 0
@@ -525,39 +992,6 @@ class OffsetsCommitted(MessageStruct):
             out.append(0)
         except UNENCODABLE as error:
             raise unencodable("OffsetsCommitted", version, error) from error
-
-
-class TopicPartitions(MessageStruct):
-    FIELDS: ClassVar[tuple[str, ...]] = ("topic_id", "indexes")
-    __slots__ = FIELDS
-
-    def __init__(self, topic_id: bytes = ZERO_UUID, indexes: list[int] = NEW_LIST) -> None:
-        self.topic_id = topic_id
-        self.indexes = [] if indexes is NEW_LIST else indexes
-
-    @staticmethod
-    def decode(buf: memoryview, pos: int, version: int) -> tuple[TopicPartitions, int]:
-        indexes: list[int]
-        topic_id, length = unpack_UB(buf, pos)
-        pos += 17
-        if length > 127:
-            length, pos = uvarint_tail(buf, pos, length)
-        length -= 1
-        if not 0 <= length * 4 <= len(buf) - pos:
-            raise count_refused("TopicPartitions.indexes", length, len(buf) - pos)
-        indexes = read_int32s(buf, pos, length)
-        pos += length * 4
-        tags = buf[pos]
-        pos += 1
-        if tags:
-            pos = skip_tags(buf, pos, tags)
-        return TopicPartitions(topic_id, indexes), pos
-
-    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
-        out += pack_U(self.topic_id)
-        write_uvarint(out, len(self.indexes) + 1)
-        write_int32s(out, self.indexes)
-        out.append(0)
 
 
 class OffsetsRemoved(MessageStruct):
@@ -836,19 +1270,21 @@ class GroupPart(MessageStruct):
     MAX_VERSION: ClassVar[int] = 0
     FLEXIBLE_FROM: ClassVar[int] = 0
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("group_id", "roster", "writes", "offsets", "pending")
+    FIELDS: ClassVar[tuple[str, ...]] = ("group_id", "roster", "consumer", "writes", "offsets", "pending")
     __slots__ = FIELDS
 
     def __init__(
         self,
         group_id: str = "",
         roster: Roster | None = None,
+        consumer: ConsumerRoster | None = None,
         writes: int = 0,
         offsets: list[StoredOffset] = NEW_LIST,
         pending: list[PendingPart] = NEW_LIST,
     ) -> None:
         self.group_id = group_id
         self.roster = roster
+        self.consumer = consumer
         self.writes = writes
         self.offsets = [] if offsets is NEW_LIST else offsets
         self.pending = [] if pending is NEW_LIST else pending
@@ -856,6 +1292,7 @@ class GroupPart(MessageStruct):
     @staticmethod
     def decode(buf: memoryview, pos: int, version: int) -> tuple[GroupPart, int]:
         roster: Roster | None
+        consumer: ConsumerRoster | None
         offsets: list[StoredOffset]
         pending: list[PendingPart]
         try:
@@ -874,6 +1311,12 @@ class GroupPart(MessageStruct):
                 roster = None
             else:
                 roster, pos = Roster.decode(buf, pos, version)
+            length = unpack_b(buf, pos)[0]
+            pos += 1
+            if length < 0:
+                consumer = None
+            else:
+                consumer, pos = ConsumerRoster.decode(buf, pos, version)
             writes, length = unpack_qB(buf, pos)
             pos += 9
             if length > 127:
@@ -904,7 +1347,7 @@ class GroupPart(MessageStruct):
             raise malformed("GroupPart", version, error) from None
         if pos > len(buf):
             raise ended_early("GroupPart", version)
-        return GroupPart(group_id, roster, writes, offsets, pending), pos
+        return GroupPart(group_id, roster, consumer, writes, offsets, pending), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         try:
@@ -915,6 +1358,12 @@ class GroupPart(MessageStruct):
             else:
                 out.append(1)
                 roster.encode(out, version, splices)
+            consumer = self.consumer
+            if consumer is None:
+                out.append(255)
+            else:
+                out.append(1)
+                consumer.encode(out, version, splices)
             out += pack_q(self.writes)
             write_uvarint(out, len(self.offsets) + 1)
             for offsets_item in self.offsets:

@@ -72,13 +72,15 @@ class Topic:
 class Catalog:
     """All topics, by name and by id."""
 
-    __slots__ = ("by_id", "by_name", "defaults")
+    __slots__ = ("by_id", "by_name", "defaults", "version")
 
     def __init__(self, defaults: Mapping[str, str]) -> None:
         self.defaults = defaults
         """The broker's values for topic settings that a topic leaves open."""
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
+        self.version = 0
+        """Raised when topics come, go or grow: who looked at this version need not look again."""
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(self.by_name.values())
@@ -102,12 +104,18 @@ class Catalog:
         topic.grow(partitions)
         self.by_name[name] = topic
         self.by_id[topic_id] = topic
+        self.version += 1
         return topic
+
+    def grow(self, topic_id: bytes, count: int) -> None:
+        self.by_id[topic_id].grow(count)
+        self.version += 1
 
     def delete(self, topic_id: bytes) -> Topic | None:
         topic = self.by_id.pop(topic_id, None)
         if topic is not None:
             del self.by_name[topic.name]
+            self.version += 1
         return topic
 
     def configure(self, topic_id: bytes, configs: dict[str, str]) -> None:

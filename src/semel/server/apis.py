@@ -23,6 +23,8 @@ from semel.broker.elections import (
     list_partition_reassignments,
 )
 from semel.broker.features import TRANSACTION_VERSION, TRANSACTION_VERSION_2, update_features
+from semel.broker.groups.consumer_group_describe import consumer_group_describe
+from semel.broker.groups.consumer_group_heartbeat import consumer_group_heartbeat
 from semel.broker.groups.group_admin import delete_groups, describe_groups, list_groups
 from semel.broker.groups.heartbeat import heartbeat
 from semel.broker.groups.join_group import join_group
@@ -62,6 +64,8 @@ from semel.wire.messages.api_versions import (
     FinalizedFeatureKey,
     SupportedFeatureKey,
 )
+from semel.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from semel.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from semel.wire.messages.create_acls import CreateAclsRequest
 from semel.wire.messages.create_partitions import CreatePartitionsRequest
 from semel.wire.messages.create_topics import CreateTopicsRequest
@@ -241,6 +245,12 @@ def served_apis() -> dict[int, ServedApi]:
             ListConfigResourcesRequest.decode,
             list_config_resources,
             reads_only=True,
+        ),
+        _decided(
+            ApiKey.CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest.decode, consumer_group_heartbeat
+        ),
+        _decided(
+            ApiKey.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest.decode, consumer_group_describe
         ),
         _decided(
             ApiKey.DESCRIBE_TOPIC_PARTITIONS,

@@ -184,6 +184,8 @@ class Node:
                 max_session_timeout_ms=settings.integer("group.max.session.timeout.ms"),
                 initial_rebalance_delay_ms=settings.integer("group.initial.rebalance.delay.ms"),
                 max_size=settings.integer("group.max.size"),
+                consumer_session_timeout_ms=settings.integer("group.consumer.session.timeout.ms"),
+                consumer_heartbeat_interval_ms=settings.integer("group.consumer.heartbeat.interval.ms"),
                 max_offset_metadata_chars=settings.integer("offset.metadata.max.bytes"),
                 offsets_retention_ms=settings.integer("offsets.retention.minutes") * 60_000,
                 retention_check_interval_ms=settings.integer("offsets.retention.check.interval.ms"),

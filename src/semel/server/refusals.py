@@ -26,6 +26,15 @@ from semel.wire.messages.alter_client_quotas import (
     AlterClientQuotasResponse,
     ResponseEntryData,
 )
+from semel.wire.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from semel.wire.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
+from semel.wire.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from semel.wire.messages.create_partitions import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
@@ -296,6 +305,19 @@ def _describe_groups(request: DescribeGroupsRequest) -> Message:
     )
 
 
+def _consumer_group_heartbeat(request: ConsumerGroupHeartbeatRequest) -> Message:
+    return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, error_message=WHY)
+
+
+def _consumer_group_describe(request: ConsumerGroupDescribeRequest) -> Message:
+    return ConsumerGroupDescribeResponse(
+        groups=[
+            DescribedConsumerGroup(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, group_id=group_id)
+            for group_id in request.group_ids
+        ]
+    )
+
+
 def _delete_groups(request: DeleteGroupsRequest) -> Message:
     return DeleteGroupsResponse(
         results=[
@@ -336,6 +358,8 @@ _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.LIST_GROUPS: _list_groups,
     ApiKey.DESCRIBE_GROUPS: _describe_groups,
     ApiKey.DELETE_GROUPS: _delete_groups,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: _consumer_group_heartbeat,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: _consumer_group_describe,
     ApiKey.ALTER_CLIENT_QUOTAS: _alter_client_quotas,
 }
 

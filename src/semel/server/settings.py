@@ -153,6 +153,22 @@ _OWN: Final = (
     ),
     ConfigDefinition("group.max.size", _I, "10000", "", "members of one group at most", minimum=1),
     ConfigDefinition(
+        "group.consumer.session.timeout.ms",
+        _I,
+        "45000",
+        "",
+        "how long a member of the consumer protocol may be silent",
+        minimum=1,
+    ),
+    ConfigDefinition(
+        "group.consumer.heartbeat.interval.ms",
+        _I,
+        "3000",
+        "",
+        "how often members of the consumer protocol report; Kafka's default is 5000",
+        minimum=1,
+    ),
+    ConfigDefinition(
         "offset.metadata.max.bytes", _I, "4096", "", "text that may be committed with an offset", minimum=0
     ),
     ConfigDefinition(

@@ -125,6 +125,7 @@ class ClassicMembership:
 
     __slots__ = (
         "_protocol_counts",
+        "finished",
         "generation",
         "group_id",
         "initial_remaining_ms",
@@ -147,6 +148,8 @@ class ClassicMembership:
         self.group_id = group_id
         self.roster: Roster | None = None
         """The last one journaled."""
+        self.finished: Roster | None = None
+        """The same, or what members had when they came from the consumer protocol, not journaled yet."""
         self.state = State.EMPTY
         self.generation = 0
         self.protocol_type: str | None = None
@@ -169,8 +172,26 @@ class ClassicMembership:
     # What it is.
 
     @property
+    def group_type(self) -> str:
+        return "Classic"
+
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
+    @property
     def is_empty(self) -> bool:
         return self.state is State.EMPTY
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody is in the group or about to be."""
+        return self.state is State.EMPTY and not self.pending
+
+    @property
+    def settled_at_ms(self) -> int | None:
+        """When the last rebalance finished, which for an empty group is when the last member left."""
+        return None if self.roster is None else self.roster.settled_at_ms
 
     @property
     def has_all_joined(self) -> bool:
@@ -211,7 +232,13 @@ class ClassicMembership:
         return None if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def refuses_commit(
-        self, member_id: str, generation: int, instance_id: str | None, *, transactional: bool
+        self,
+        member_id: str,
+        generation: int,
+        instance_id: str | None,
+        *,
+        transactional: bool,
+        api_version: int = 0,
     ) -> ErrorCode | None:
         """Why offsets of this member and generation are not taken, or None if they are.
 
@@ -242,8 +269,8 @@ class ClassicMembership:
         if self.protocol_name is None:
             return True
         for member in self.members.values():
-            topics = subscribed_topics(member.metadata_for(self.protocol_name))
-            if topics is None or topic in topics:
+            subscription = subscription_of(member.metadata_for(self.protocol_name))
+            if subscription is None or topic in subscription.topics:
                 return True
         return False
 
@@ -342,7 +369,7 @@ class ClassicMembership:
 
     def settle(self, roster: Roster) -> None:
         """A rebalance has finished. Members that are known keep what is volatile about them."""
-        self.roster = roster
+        self.roster = self.finished = roster
         self.state = State.STABLE if roster.members else State.EMPTY
         self.generation = roster.generation
         self.protocol_type = roster.protocol_type or None
@@ -367,8 +394,8 @@ class ClassicMembership:
         member.assignment = stored.assignment
 
 
-def subscribed_topics(metadata: bytes) -> list[str] | None:
-    """The topics in a consumer's metadata, or None if it is not what consumers send."""
+def subscription_of(metadata: bytes) -> ConsumerProtocolSubscription | None:
+    """What a consumer subscribes to, from its metadata, or None if that is not what consumers send."""
     if len(metadata) < _SUBSCRIPTION_VERSION_BYTES:
         return None
     version = int.from_bytes(metadata[:_SUBSCRIPTION_VERSION_BYTES], signed=True)
@@ -381,4 +408,4 @@ def subscribed_topics(metadata: bytes) -> list[str] | None:
         )
     except DecodeError:
         return None
-    return subscription.topics
+    return subscription

@@ -43,6 +43,6 @@ def expired(group: Group, catalog: Catalog, now_ms: int, retention_ms: int) -> E
 def _is_expired(group: Group, offset: CommittedOffset, now_ms: int, retention_ms: int) -> bool:
     if offset.expires_at_ms != NO_EXPIRY:
         return now_ms >= offset.expires_at_ms
-    roster = group.membership.roster
-    since_ms = offset.committed_at_ms if roster is None else max(offset.committed_at_ms, roster.settled_at_ms)
+    settled_at_ms = group.membership.settled_at_ms
+    since_ms = offset.committed_at_ms if settled_at_ms is None else max(offset.committed_at_ms, settled_at_ms)
     return now_ms - since_ms >= retention_ms

@@ -8,7 +8,7 @@ from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
 from semel.broker.group_messages import GroupDeleted
-from semel.broker.groups.classic import State
+from semel.broker.groups.classic import ClassicMembership, State
 from semel.broker.groups.group import Group
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.delete_groups import (
@@ -50,36 +50,35 @@ def _listed(group: Group) -> ListedGroup:
     return ListedGroup(
         group_id=group.group_id,
         protocol_type=membership.protocol_type or "",
-        group_state=membership.state.value,
-        group_type="Classic",
+        group_state=membership.state_name,
+        group_type=membership.group_type,
     )
 
 
 def describe_groups(broker: Broker, request: DescribeGroupsRequest, caller: Caller, now: Now) -> Decision:
     groups = [
-        _missing(group_id, caller.api_version)
-        if (group := broker.groups.by_id.get(group_id)) is None
-        else _described(group)
+        _described(group_id, broker.groups.by_id.get(group_id), caller.api_version)
         for group_id in request.groups
     ]
     return Decision(DescribeGroupsResponse(groups=groups))
 
 
-def _missing(group_id: str, api_version: int) -> DescribedGroup:
-    group = DescribedGroup(error_code=0, group_id=group_id, group_state=State.DEAD.value)
+def _described(group_id: str, group: Group | None, api_version: int) -> DescribedGroup:
+    if group is not None and isinstance(group.membership, ClassicMembership):
+        return _described_members(group.membership)
+    described = DescribedGroup(error_code=0, group_id=group_id, group_state=State.DEAD.value)
     if api_version >= _NOT_FOUND_FROM:
-        group.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-        group.error_message = f"there is no group '{group_id}'"
-    return group
+        described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+        described.error_message = f"there is no classic group '{group_id}'"
+    return described
 
 
-def _described(group: Group) -> DescribedGroup:
+def _described_members(membership: ClassicMembership) -> DescribedGroup:
     """A group that is not stable has no protocol, and its members no assignment."""
-    membership = group.membership
     stable = membership.state is State.STABLE
     return DescribedGroup(
         error_code=0,
-        group_id=group.group_id,
+        group_id=membership.group_id,
         group_state=membership.state.value,
         protocol_type=membership.protocol_type or "",
         protocol_data=(membership.protocol_name or "") if stable else "",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.groups.classic import State
+from semel.broker.groups.classic_members import beat
+from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -21,6 +23,8 @@ def _beat(broker: Broker, request: HeartbeatRequest, now: Now) -> ErrorCode:
     if group is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
     membership = group.membership
+    if isinstance(membership, ConsumerMembership):
+        return beat(broker, membership, request, now)
     error = membership.refuses_member(request.member_id, request.group_instance_id)
     if error is not None:
         return error

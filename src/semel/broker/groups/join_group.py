@@ -13,12 +13,13 @@ from uuid import UUID
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.groups.classic import ClassicMembership, Member, Protocols, State
+from semel.broker.groups.classic_members import ID_REQUIRED_FROM, classic_membership, join
+from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.rebalance import Rebalance, join_refused
 from semel.broker.groups.settings import MAX_GROUP_METADATA_BYTES, MAX_GROUPS, MAX_MEMBER_METADATA_BYTES
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 
-_ID_REQUIRED_FROM: Final = 4
 _NO_MEMBER: Final = ""
 
 
@@ -26,7 +27,11 @@ def join_group(broker: Broker, request: JoinGroupRequest, caller: Caller, now: N
     error = _refuses(broker, request)
     if error is not None:
         return Decision(join_refused(error, request.member_id, caller.api_version))
-    membership = broker.groups.get_or_create(request.group_id).membership
+    group = broker.groups.get_or_create(request.group_id)
+    membership = classic_membership(broker, group, now)
+    if membership is None:
+        assert isinstance(group.membership, ConsumerMembership)
+        return join(broker, group.membership, request, caller, now)
     protocols = [(protocol.name, protocol.metadata) for protocol in request.protocols]
     step = Rebalance(broker.groups, membership, now)
     if not _has_room(membership, request, protocols, broker.groups.settings.max_size):
@@ -102,7 +107,7 @@ def _join_anew(
         if known is not None:
             return step.replace(known, member_id, request, protocols, caller)
         return step.add(member_id, request, protocols, caller)
-    if caller.api_version >= _ID_REQUIRED_FROM:
+    if caller.api_version >= ID_REQUIRED_FROM:
         step.add_pending(member_id, request.session_timeout_ms)
         return Decision(join_refused(ErrorCode.MEMBER_ID_REQUIRED, member_id, caller.api_version))
     return step.add(member_id, request, protocols, caller)

@@ -10,6 +10,8 @@ from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
+from semel.broker.groups.classic_members import leave
+from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.leave_group import (
@@ -32,6 +34,8 @@ def leave_group(broker: Broker, request: LeaveGroupRequest, caller: Caller, now:
     decision = Decision(None)
     if group is None:
         errors = [ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving)
+    elif isinstance(group.membership, ConsumerMembership):
+        decision, errors = leave(broker, group, leaving, now)
     else:
         step = Rebalance(broker.groups, group.membership, now)
         members_before = len(group.membership.members)

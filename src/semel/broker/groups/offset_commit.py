@@ -12,7 +12,7 @@ from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
 from semel.broker.group_messages import OffsetsCommitted, PartitionOffset, TopicOffsets
-from semel.broker.groups.classic import State
+from semel.broker.groups.classic import ClassicMembership, State
 from semel.broker.groups.offsets import NO_EXPIRY
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.settings import MAX_GROUPS
@@ -53,7 +53,7 @@ def offset_commit(broker: Broker, request: OffsetCommitRequest, caller: Caller, 
 
 
 def refuses_offset(broker: Broker, topic: Topic | None, index: int, metadata: str) -> ErrorCode | None:
-    """Why this offset of one partition cannot be stored, in a transaction or outside of one; None if it can."""
+    """Why the offset of one partition cannot be stored, in a transaction or outside of one; or None."""
     if topic is None or topic.partition(index) is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if len(metadata) > broker.groups.settings.max_offset_metadata_chars:
@@ -67,7 +67,11 @@ def _refuses(broker: Broker, request: OffsetCommitRequest, api_version: int) -> 
     group = broker.groups.by_id.get(request.group_id)
     if group is not None:
         return group.membership.refuses_commit(
-            request.member_id, generation, request.group_instance_id, transactional=False
+            request.member_id,
+            generation,
+            request.group_instance_id,
+            transactional=False,
+            api_version=api_version,
         )
     if generation >= 0:
         return (
@@ -118,7 +122,9 @@ def _commit_topic(
 def _keep_alive(broker: Broker, request: OffsetCommitRequest, now: Now) -> None:
     """A commit is a sign of life, as good as a heartbeat."""
     group = broker.groups.by_id.get(request.group_id)
-    if group is not None and group.membership.state in (State.STABLE, State.PREPARING_REBALANCE):
-        member = group.membership.members.get(request.member_id)
-        if member is not None:
-            Rebalance(broker.groups, group.membership, now).touch(member)
+    membership = None if group is None else group.membership
+    if not isinstance(membership, ClassicMembership):
+        return  # Members of the other protocol have their heartbeats for that.
+    member = membership.members.get(request.member_id)
+    if member is not None and membership.state in (State.STABLE, State.PREPARING_REBALANCE):
+        Rebalance(broker.groups, membership, now).touch(member)

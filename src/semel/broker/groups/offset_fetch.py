@@ -11,6 +11,7 @@ from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
+from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.group import Group
 from semel.broker.topics import Topic
 from semel.wire.errors import ErrorCode
@@ -53,6 +54,10 @@ def _fetch(
     broker: Broker, wanted: OffsetFetchRequestGroup, require_stable: bool, by_id: bool
 ) -> OffsetFetchResponseGroup:
     group = broker.groups.by_id.get(wanted.group_id)
+    if group is not None and isinstance(group.membership, ConsumerMembership):
+        error = group.membership.refuses_fetch(wanted.member_id, wanted.member_epoch)
+        if error is not None:
+            return OffsetFetchResponseGroup(group_id=wanted.group_id, error_code=error)
     if wanted.topics is not None:
         topics = [_fetch_topic(broker, group, topic, require_stable, by_id) for topic in wanted.topics]
     elif group is not None:

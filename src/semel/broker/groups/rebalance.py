@@ -183,6 +183,15 @@ class Rebalance:
         if member.syncing is not None:
             self._answer_sync(member, ErrorCode.FENCED_INSTANCE_ID)
 
+    def send_away(self, member: Member) -> None:
+        """Let a member that waits here join again: the group is not what it was."""
+        if member.joining is not None:
+            self._answer_join(
+                member, join_refused(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id, member.api_version)
+            )
+        if member.syncing is not None:
+            self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
+
     # Deadlines.
 
     def touch(self, member: Member) -> None:

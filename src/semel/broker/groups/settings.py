@@ -28,5 +28,7 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 0
     max_size: int = 10_000
     max_offset_metadata_chars: int = 4_096
+    consumer_session_timeout_ms: int = 45_000
+    consumer_heartbeat_interval_ms: int = 3_000
     offsets_retention_ms: int = 10_080 * 60_000
     retention_check_interval_ms: int = 600_000

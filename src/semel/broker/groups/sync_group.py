@@ -7,6 +7,8 @@ from typing import Final
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.groups.classic import ClassicMembership, State
+from semel.broker.groups.classic_members import sync
+from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.rebalance import Rebalance
 from semel.broker.groups.settings import MAX_ASSIGNMENT_BYTES
 from semel.wire.errors import ErrorCode
@@ -16,14 +18,18 @@ _PROTOCOL_REQUIRED_FROM: Final = 5
 
 
 def sync_group(broker: Broker, request: SyncGroupRequest, caller: Caller, now: Now) -> Decision:
-    group = broker.groups.by_id.get(request.group_id)
     error = _refuses(request, caller.api_version)
-    if error is None:
-        error = ErrorCode.UNKNOWN_MEMBER_ID if group is None else _refuses_member(group.membership, request)
     if error is not None:
         return Decision(SyncGroupResponse(error_code=error))
-    assert group is not None
+    group = broker.groups.by_id.get(request.group_id)
+    if group is None:
+        return Decision(SyncGroupResponse(error_code=ErrorCode.UNKNOWN_MEMBER_ID))
     membership = group.membership
+    if isinstance(membership, ConsumerMembership):
+        return sync(broker, membership, request, now)
+    error = _refuses_member(membership, request)
+    if error is not None:
+        return Decision(SyncGroupResponse(error_code=error))
     member = membership.members[request.member_id]
     step = Rebalance(broker.groups, membership, now)
     if membership.state is State.STABLE:

@@ -13,7 +13,7 @@ from semel.broker.groups.sync_group import sync_group
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
-SEEDS = 150
+SEEDS = 60
 STEPS = 80
 REBALANCE_MS = 8_000
 SESSION_MS = 10_000
