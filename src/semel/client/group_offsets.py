@@ -68,8 +68,8 @@ async def fetch_offsets(
 ) -> dict[TopicPartition, CommittedOffset]:
     """The committed offsets of these partitions; partitions without one are left out.
 
-    None asks for all that the group has. Kafka leaves out of those a partition whose first offset is pending,
-    so whoever needs certainty names the partitions.
+    None asks for all that the group has. A partition whose first offset is pending is not among them, so
+    whoever needs certainty names the partitions.
     """
     topics = None
     if partitions is not None:

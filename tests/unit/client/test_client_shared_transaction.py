@@ -479,7 +479,7 @@ async def test_a_batch_with_another_sequence_or_identity_is_refused_before_it_is
                 await target.write_encoded(bytearray(broker.topics["t"][0].batches[0]))
             await target.write(records(b"x"))
             await writer.flush()
-            with pytest.raises(ConfigError, match="and sequence 0, and .* and 1 were due"):
+            with pytest.raises(ConfigError, match=r"and sequence 0, and .* and 1 were due"):
                 await target.write_encoded(bytearray(broker.topics["t"][0].batches[1]))
         assert len(broker.seen(ApiKey.PRODUCE)) == 2
 
