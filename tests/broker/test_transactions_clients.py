@@ -199,10 +199,10 @@ def test_consume_transform_produce_has_every_record_once(
         feeder.begin()
         feeder.send(source, n % 2, f"{n}-", 50)
         feeder.commit() if n < 2 else feeder.abort()
+    worker.transform(source, target, name, 100)
     feeder.begin()
     feeder.send(source, 0, "last-", 50)
     feeder.commit()
-    worker.transform(source, target, name, 100)
     # Another instance of the application takes over where the offsets say.
     producers.append(successor := library.producer(name))
     successor.transform(source, target, name, 50)

@@ -10,7 +10,7 @@ from semel.broker.decision import Caller, Decision, Endpoint, Now
 from semel.broker.entries import Append, Entry, decode_entry, encode_entry
 from semel.broker.groups.offset_commit import offset_commit
 from semel.broker.groups.offset_fetch import offset_fetch
-from semel.broker.journal_messages import PartitionPart, TopicCreated, TopicDeleted
+from semel.broker.journal_messages import CatalogPart, PartitionPart, TopicCreated, TopicDeleted
 from semel.broker.produce import produce
 from semel.broker.tick import tick
 from semel.broker.topics import Partition
@@ -77,6 +77,9 @@ class Nobody:
     """Waits for no answer: the bench hands replies back directly."""
 
     def answer(self, response: Message | None) -> None:
+        raise AssertionError("nothing is parked here")
+
+    def refuse(self) -> None:
         raise AssertionError("nothing is parked here")
 
 
@@ -473,7 +476,7 @@ def load_part(broker: Broker, stored: bytes) -> None:
         assert partition is not None
         load_partition(partition.log, part)
         partition.log.reveal(partition.log.end_offset)
-    elif hasattr(part, "topics"):
+    elif isinstance(part, CatalogPart):
         load_catalog(broker, part)
     else:
         broker.groups.load(part)

@@ -17,9 +17,9 @@ from semel.broker.transactions.describing import list_transactions
 from semel.broker.transactions.end_txn import end_txn
 from semel.broker.transactions.state import State
 from semel.disk import Buffer
+from semel.server.building import write_placements
 from semel.server.life import Job, Life
 from semel.server.list_offsets import LATEST, list_offsets
-from semel.server.node import write_placements
 from semel.storage.memory import MemoryDisk
 from semel.storage.store import Store
 from semel.wire.frames import Message
@@ -58,6 +58,9 @@ class Waits:
 
     def answer(self, response: Message | None) -> None:
         self.answers.append(response)
+
+    def refuse(self) -> None:
+        raise AssertionError("this disk does not fail")
 
 
 class LiveBench(Bench):

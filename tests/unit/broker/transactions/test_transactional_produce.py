@@ -25,7 +25,6 @@ from coordinator_cases import (
 from semel.broker.core import Limits
 from semel.broker.produce import produce
 from semel.broker.transactions.state import State
-from semel.wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from semel.wire.records import Record, build_batch, build_end_marker
@@ -214,7 +213,6 @@ def test_a_transactional_batch_has_an_id_an_epoch_and_a_sequence(
     batch = build_batch([Record(None, b"x", bench.wall_ms)], transactional=True, **{**given, **fields})
     assert send_bytes(bench, producer, batch, 12) == ErrorCode.INVALID_RECORD
     assert bench.partition().log.end_offset == 1
-    assert CONTROL_BIT != TRANSACTIONAL_BIT
 
 
 def send_bytes(bench: Bench, producer: Producer, batch: bytearray, version: int) -> int:
