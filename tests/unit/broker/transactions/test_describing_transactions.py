@@ -86,6 +86,13 @@ def test_filters_by_a_pattern_for_the_whole_id(bench: Bench) -> None:
     assert refused.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
+@pytest.mark.timeout(10)
+def test_a_hostile_pattern_does_not_keep_the_broker_busy(bench: Bench) -> None:
+    started(bench, "a" * 5000)
+    assert listed(bench, transactional_id_pattern="(a+)+b") == {}
+    assert len(listed(bench, transactional_id_pattern="(a|aa)+")) == 1
+
+
 def test_filters_are_joined_by_and(bench: Bench) -> None:
     all_states(bench)
     assert listed(bench, state_filters=["Empty"], transactional_id_pattern="b.*") == {}
