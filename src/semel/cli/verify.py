@@ -13,13 +13,13 @@ from typing import Final
 import click
 
 from semel.cli.options import bootstrap_option, output_option
-from semel.verify.ledger import Violation
 from semel.verify.plan import Plan
-from semel.verify.rounds import Tally, verify
+from semel.verify.rounds import CounterExample, Tally, verify
 
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 LONGEST_ROUND_S: Final = 60.0
+SHOWN_LINES: Final = 20
 
 
 class Duration(click.ParamType[float]):
@@ -54,6 +54,7 @@ DURATION: Final = Duration()
 @click.option("--kill", "kill_command", metavar="CMD", help="Kills the broker; run by the shell.")
 @click.option("--restart", "restart_command", metavar="CMD", help="Starts it again, and returns.")
 @click.option("--kill-every", type=DURATION, default="5s", show_default=True, help="How often --kill is run.")
+@click.option("--kills", type=click.IntRange(1), help="End when the broker was killed so many times.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the choices of clients and faults.")
 @click.option("--keep", type=click.Path(path_type=Path), help="Where the clients' histories go, and stay.")
 @output_option
@@ -68,6 +69,7 @@ def command(
     kill_command: str | None,
     restart_command: str | None,
     kill_every: float,
+    kills: int | None,
     seed: int,
     keep: Path | None,
     output: str,
@@ -97,22 +99,23 @@ def command(
         kill_command=kill_command,
         restart_command=restart_command,
         kill_broker_every_s=kill_every,
+        broker_kills=kills,
         seed=seed,
     )
     directory = keep or Path(tempfile.mkdtemp(prefix="semel-verify-"))
     tally = Tally()
     began_s = time.monotonic()
-    violation = asyncio.run(verify(plan, duration_s, directory, tally))
-    _report(tally, violation, directory, time.monotonic() - began_s, output)
-    sys.exit(0 if violation is None else 1)
+    broken = asyncio.run(verify(plan, duration_s, directory, tally))
+    _report(tally, broken, directory, time.monotonic() - began_s, output)
+    sys.exit(0 if broken is None else 1)
 
 
 def _report(
-    tally: Tally, violation: Violation | None, directory: Path, elapsed_s: float, output: str
+    tally: Tally, broken: CounterExample | None, directory: Path, elapsed_s: float, output: str
 ) -> None:
-    text = None if violation is None else str(violation)
     if output == "json":
-        report = {**asdict(tally), "elapsed_s": round(elapsed_s, 1), "violation": text}
+        report = {**asdict(tally), "elapsed_s": round(elapsed_s, 1)}
+        report["counter_example"] = None if broken is None else asdict(broken)
         click.echo(json.dumps(report))
         return
     click.echo(
@@ -120,7 +123,10 @@ def _report(
         f"{tally.aborted} aborted, {tally.unknown} unknown to their client, {tally.records} records read; "
         f"{tally.client_kills} clients and {tally.broker_kills} brokers killed"
     )
-    if text is None:
+    if broken is None:
         click.echo("every promise was kept")
-    else:
-        click.echo(f"BROKEN: {text}\nwhat the clients did is in {directory}")
+        return
+    click.echo(f"BROKEN: {broken.text}")
+    for line in broken.history[:SHOWN_LINES]:
+        click.echo(f"  {line}")
+    click.echo(f"what the clients did is in {directory}")

@@ -27,6 +27,8 @@ class Plan:
     kill_command: str | None = None
     restart_command: str | None = None
     kill_broker_every_s: float = 5.0
+    broker_kills: int | None = None
+    """When so many are done the verification ends; None: when its time is over."""
     seed: int = 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
 import sys
 import uuid
@@ -62,6 +63,7 @@ class Round:
     plan: Plan
     number: int
     directory: Path
+    kills_left: int | None = None
     tally: Tally = field(default_factory=Tally)
     ledger: Ledger = field(default_factory=Ledger)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
@@ -171,7 +173,7 @@ class Round:
         broker_at_s = clock() + _wait_s(
             dice, self.plan.kill_broker_every_s if self.plan.kill_command is not None else 0
         )
-        while (now_s := clock()) < end_s:
+        while (now_s := clock()) < end_s and self.tally.broker_kills != self.kills_left:
             await asyncio.sleep(max(0.0, min(client_at_s, broker_at_s, end_s) - now_s))
             if clock() >= client_at_s:
                 await self._kill_client(dice.randrange(len(self._workers)))
@@ -251,6 +253,19 @@ async def _run(command: str) -> None:
         raise ConfigError(f"{command!r} failed with {process.returncode}: {told.decode(errors='replace')}")
 
 
+def _told_by_client(text: str, directory: Path) -> list[str]:
+    """The lines about the unit that the text names first."""
+    named = re.search(r"unit (\d+)", text)
+    if named is None:
+        return []
+    return [
+        line
+        for path in directory.glob("*.history")
+        for line in path.read_text().splitlines()
+        if line.split()[1] == named[1]
+    ]
+
+
 def _worker_and_life(path: Path) -> tuple[int, ...]:
     return tuple(int(number) for number in path.stem.split("-"))
 
@@ -259,17 +274,26 @@ def _wait_s(dice: random.Random, mean_s: float) -> float:
     return dice.uniform(0.2, 1.8) * mean_s if mean_s > 0 else float("inf")
 
 
-async def verify(plan: Plan, duration_s: float, directory: Path, tally: Tally) -> Violation | None:
+@dataclass(slots=True, frozen=True)
+class CounterExample:
+    """A broken promise, and what the client of the first unit in it wrote down."""
+
+    text: str
+    history: list[str]
+
+
+async def verify(plan: Plan, duration_s: float, directory: Path, tally: Tally) -> CounterExample | None:
     """Round after round until the time is over; the first broken promise ends it."""
     clock = asyncio.get_running_loop().time
     end_s = clock() + duration_s
     number = 0
-    while number == 0 or clock() < end_s:
-        played = Round(plan, number, directory / f"round-{number}")
+    while number == 0 or (clock() < end_s and tally.broker_kills != plan.broker_kills):
+        kills_left = None if plan.broker_kills is None else plan.broker_kills - tally.broker_kills
+        played = Round(plan, number, directory / f"round-{number}", kills_left)
         try:
             await played.play()
         except Violation as violation:
-            return violation
+            return CounterExample(str(violation), _told_by_client(str(violation), played.directory))
         finally:
             tally.add(played.tally)
         for path in played.directory.glob("*.history"):
