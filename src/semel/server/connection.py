@@ -22,6 +22,7 @@ from typing import Final, Protocol, cast, runtime_checkable
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
 from semel.server.intake import Intake
+from semel.server.large_requests import PLAIN_FRAME_BYTES, may_be_large
 from semel.server.refusals import can_refuse, refusal
 from semel.wire.frames import FrameBuffer, Message, RequestHeader, decode_request_header, response_frame
 
@@ -39,6 +40,7 @@ SCRATCH_KEEP_BYTES: Final = 4096
 MIN_FRAME_BYTES: Final = 8
 WRITE_HIGH_WATER_BYTES: Final = 4 * 1024 * 1024
 _SIZE: Final = Struct(">i")
+_API_KEY: Final = Struct(">h")
 
 
 class Slot:
@@ -291,6 +293,16 @@ class Connection(asyncio.BufferedProtocol):
                 )
                 break
             start = pos + _SIZE.size
+            if size > PLAIN_FRAME_BYTES:
+                if end - start < _API_KEY.size:
+                    break
+                (api_key,) = _API_KEY.unpack_from(received, start)
+                if not may_be_large(api_key):
+                    self.close(
+                        f"a request of {size} bytes with API key {api_key} was announced; "
+                        f"all but Produce may have {PLAIN_FRAME_BYTES}"
+                    )
+                    break
             if end - start < size:
                 if end - start >= SCRATCH_KEEP_BYTES or size > SCRATCH_KEEP_BYTES:
                     self._start_frame(size, received[start:])

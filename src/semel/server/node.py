@@ -36,14 +36,15 @@ from semel.server.connection import Connection, Slot
 from semel.server.fetch import Fetcher
 from semel.server.fetch_sessions import FetchSessions
 from semel.server.identity import load_identity, new_cluster_id
+from semel.server.large_requests import COUNTED_FRAME_BYTES, check_large_produce
 from semel.server.life import Job, Journal, Life
 from semel.server.list_offsets import list_offsets
 from semel.server.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from semel.server.memory_journal import MemoryJournal
 from semel.server.metrics import Metrics
+from semel.server.planted import check_allowed, planted_apis, planted_life
 from semel.server.quorum import describe_quorum
 from semel.server.quotas import ClientMeters
-from semel.server.planted import check_allowed, planted_apis, planted_life
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
 from semel.server.upkeep import Upkeep
@@ -370,6 +371,8 @@ class Node:
         if served is None or not served.api.serves(header.api_version):
             self._unsupported(slot, served)
             return
+        if len(body) > COUNTED_FRAME_BYTES and header.api_key == ApiKey.PRODUCE:
+            check_large_produce(body, pos, header.api_version)
         request, _ = served.decode(body, pos, header.api_version)
         slot.request = request
         self.metrics.requested(served.api.name)

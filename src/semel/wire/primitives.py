@@ -31,6 +31,9 @@ SPLICE_MIN_BYTES: Final = 512
 ZERO_UUID: Final = bytes(16)
 """Kafka's "no id"."""
 
+MAX_UNKNOWN_TAGS: Final = 100
+"""Tagged fields that are passed over in one struct. Real ones are a handful, and each costs time."""
+
 NEVER: Final = 32767
 """The first flexible version of an API that has none."""
 
@@ -164,6 +167,8 @@ def skip_tags(buf: memoryview, pos: int, count: int) -> int:
     """Pass over `count` tagged fields, none of them known; `count` may still be a varint's first byte."""
     if count >= 0x80:
         count, pos = uvarint_tail(buf, pos, count)
+    if count > MAX_UNKNOWN_TAGS:
+        raise DecodeError(f"{count} tagged fields where none is known; {MAX_UNKNOWN_TAGS} are allowed")
     tag = -1
     for _ in range(count):
         tag, _start, pos = read_tag(buf, pos, tag)
