@@ -434,6 +434,22 @@ async def test_a_transaction_goes_on_after_the_broker_was_killed(
         assert await read_committed(cluster, topic) == [[b"before", b"after", b"next"]]
 
 
+async def test_a_transaction_is_committed_after_kafka_was_killed(
+    kafka_broker: KafkaProcess, options: TransactionOptions, topic: str
+) -> None:
+    async with Cluster(kafka_broker.bootstrap) as cluster:
+        await make_topic(cluster, topic)
+        async with TransactionalProducer(cluster, topic, options) as producer:
+            await producer.begin()
+            await producer.send(topic, b"before")
+            await producer.flush()
+            await asyncio.to_thread(kafka_broker.restart)
+            await producer.commit()
+            async with producer.transaction():
+                await producer.send(topic, b"next")
+        assert await read_committed(cluster, topic) == [[b"before", b"next"]]
+
+
 async def test_a_commit_during_which_the_broker_dies_is_done_once_it_is_back(
     start_broker: StartBroker, options: TransactionOptions, topic: str
 ) -> None:
