@@ -43,6 +43,8 @@ from semel.wire.errors import ErrorCode
 
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 60_000
 DEFAULT_END_TIMEOUT_MS: Final = 30_000
+# Whoever closes wants to be gone; a broker that does not answer ends the transaction by its timeout.
+CLOSE_TIMEOUT_MS: Final = 5_000
 
 
 class State(Enum):
@@ -212,8 +214,9 @@ class SharedTransaction:
     async def close(self) -> None:
         """Aborts what is open, if that is still possible, and gives the id up. A prepared one stays."""
         if self._state in (State.OPEN, State.SPOILED):
-            with suppress(SemelError):  # the broker aborts it in time
-                await self.abort()
+            with suppress(SemelError, TimeoutError):  # the broker aborts it in time
+                async with asyncio.timeout(CLOSE_TIMEOUT_MS / 1000):
+                    await self.abort()
         if self._next_identity is not None:
             self._next_identity.cancel()
             await asyncio.gather(self._next_identity, return_exceptions=True)

@@ -183,6 +183,20 @@ async def test_an_abort_whose_answer_was_lost_is_sent_again() -> None:
 # Back-off and spoiling
 
 
+async def test_a_coordinator_that_has_moved_is_looked_for() -> None:
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        producer = await begun(cluster)
+        broker.misbehave(
+            ApiKey.END_TXN,
+            refuse_end(ErrorCode.NOT_COORDINATOR),
+            refuse_end(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+        )
+        await producer.commit()
+        assert len(broker.seen(ApiKey.FIND_COORDINATOR)) == 3
+        assert broker.ends == [(0, True)]
+        await producer.close()
+
+
 async def test_concurrent_transactions_is_waited_for_without_asking_where_things_are() -> None:
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         busy = ErrorCode.CONCURRENT_TRANSACTIONS
