@@ -12,6 +12,7 @@ from semel.broker.topics import Partition
 from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
 from semel.log.settings import UNLIMITED
+from semel.server.life import Life
 from semel.storage.partition import PartitionStore
 
 if TYPE_CHECKING:
@@ -64,26 +65,13 @@ class Upkeep:
                 await asyncio.sleep(0)
 
     def _retain(self, partition: Partition) -> None:
-        life = self._node.life
-        settings = partition.topic.settings.log
-        if life.is_over or not settings.deletes:
+        moved = retention(self._node.life, partition, self._node.clock.wall_ms())
+        if moved is None:
             return
-        if settings.retention_ms == UNLIMITED and settings.retention_bytes == UNLIMITED:
-            return
-        view = life.store.partition(partition.topic.topic_id, partition.index)
-        offset = view.retention_point(
-            self._node.clock.wall_ms(),
-            retention_ms=settings.retention_ms,
-            retention_bytes=settings.retention_bytes,
-            limit_offset=partition.log.high_watermark,
-        )
-        if offset is None or offset <= partition.log.log_start_offset:
-            return
-        moved = LogStartMoved(
-            topic_id=partition.topic.topic_id, index=partition.index, log_start_offset=offset
-        )
         self._submit(Decision(None, [moved]))
-        log.info("%s-%d now begins at %d: retention", partition.topic.name, partition.index, offset)
+        log.info(
+            "%s-%d now begins at %d: retention", partition.topic.name, partition.index, moved.log_start_offset
+        )
 
     def _forget_producers(self, partition: Partition) -> None:
         idle = partition.log.idle_producers(self._node.clock.wall_ms() - self._producer_limit_ms)
@@ -147,3 +135,22 @@ def _count_as_flushed(view: PartitionStore) -> None:
         view.finish_flush(job)
     if view.flushed is not None:
         view.flush_recorded(view.flushed)
+
+
+def retention(life: Life, partition: Partition, now_ms: int) -> LogStartMoved | None:
+    """The entry by which a log begins later, if some of it is too old or too much."""
+    settings = partition.topic.settings.log
+    if life.is_over or not settings.deletes:
+        return None
+    if settings.retention_ms == UNLIMITED and settings.retention_bytes == UNLIMITED:
+        return None
+    view = life.store.partition(partition.topic.topic_id, partition.index)
+    offset = view.retention_point(
+        now_ms,
+        retention_ms=settings.retention_ms,
+        retention_bytes=settings.retention_bytes,
+        limit_offset=partition.log.high_watermark,
+    )
+    if offset is None or offset <= partition.log.log_start_offset:
+        return None
+    return LogStartMoved(topic_id=partition.topic.topic_id, index=partition.index, log_start_offset=offset)

@@ -49,6 +49,7 @@ MAX_TRIES: Final = 6
 MAX_BATCHES: Final = 3
 MAX_INPUTS: Final = 3
 TIMEOUT_MS: Final = 5_000
+KEEP_PREPARED_VERSION: Final = 6
 RECORD_TIME_MS: Final = 1_700_000_000_000
 
 _ODD: Final = frozenset(
@@ -292,7 +293,7 @@ class TransactionalClient(Client):
             assert isinstance(answer, EndTxnResponse)
             if answer.error_code:
                 if commit and tries == 1:
-                    self._ledger.aborted(unit)
+                    self._refused_once(unit)
                 raise GaveUp
             if commit:
                 self._ledger.committed(unit)
@@ -301,6 +302,98 @@ class TransactionalClient(Client):
             self.unit = None
             return
         raise GaveUp
+
+    def _refused_once(self, unit: Unit) -> None:
+        """The only commit that was sent was refused."""
+        self._ledger.aborted(unit)
+
+
+class TwoPhaseClient(TransactionalClient):
+    """Prepares, decides elsewhere, completes (KIP-939): what was prepared waits for its decision for ever.
+
+    What is prepared, and what was decided, is stored where a kill does not reach: in this object.
+    """
+
+    def __init__(
+        self, client_id: str, dice: random.Random, ledger: Ledger, places: list[Place], transactional_id: str
+    ) -> None:
+        super().__init__(client_id, dice, ledger, places, VERSION_2, transactional_id)
+        self._prepared: Unit | None = None
+        self._prepared_as = (-1, -1)
+        self._decision: bool | None = None
+
+    def killed(self) -> None:
+        if self.unit is not self._prepared:
+            super().killed()
+        self.unit = None
+
+    def process(self) -> Process:
+        self.lives += 1
+        while True:
+            try:
+                yield from self._resume()
+                while True:
+                    yield from self._transaction()
+            except GaveUp:
+                self.killed()
+                self.lives += 1
+
+    def _resume(self) -> Process:
+        """Take the id, keep what is open, and bring it to its end."""
+        request = partial(
+            InitProducerIdRequest,
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=TIMEOUT_MS,
+            enable_2pc=True,
+            keep_prepared_txn=True,
+        )
+        answer = yield from self._ask(Ask(request, KEEP_PREPARED_VERSION))
+        assert isinstance(answer, InitProducerIdResponse)
+        if answer.error_code:
+            raise GaveUp
+        self._take(answer.producer_id, answer.producer_epoch)
+        ongoing = (answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch)
+        prepared = self._prepared
+        if prepared is not None and ongoing == self._prepared_as:
+            self.unit = prepared
+            yield from self._complete(prepared)
+            return
+        if prepared is not None:
+            self._must_be_decided(prepared)
+        if ongoing[0] >= 0:
+            yield from self._abort_ongoing()
+
+    def _must_be_decided(self, prepared: Unit) -> None:
+        """It is not open any more, so it went as was decided."""
+        self._prepared = None
+        if self._decision is None:
+            raise Violation(f"{prepared} was prepared and not decided, and the broker has it no more")
+        if self._decision:
+            self._ledger.committed(prepared)
+
+    def _abort_ongoing(self) -> Process:
+        unit = self._ledger.begin(self.life_id)  # Empty: it stands for what an earlier process left behind.
+        yield from self._end(unit, commit=False)
+
+    def _transaction(self) -> Process:
+        self.unit = unit = self._ledger.begin(self.life_id)
+        for place in self._dice.sample(self._places, self._dice.randint(1, 2)):
+            yield from self._send({place: [unit.add(place)]})
+        self._decision = None
+        self._prepared_as = (self._producer_id, self._epoch)
+        self._prepared = unit
+        yield from self._complete(unit)
+
+    def _complete(self, unit: Unit) -> Process:
+        if self._decision is None:
+            self._decision = self._dice.random() < 0.7
+        if unit.outcome is Outcome.COMMITTED:
+            raise Violation(f"{unit} is open again")
+        yield from self._end(unit, commit=self._decision)
+        self._prepared = None
+
+    def _refused_once(self, unit: Unit) -> None:
+        """A refusal is no abort: the next process finds out."""
 
 
 class StageClient(TransactionalClient):

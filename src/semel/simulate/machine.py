@@ -29,9 +29,10 @@ from semel.server.life import Job, Life
 from semel.server.planted import NO_FAULT, planted_apis, planted_life
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
+from semel.server.upkeep import retention
 from semel.storage.store import Store
 from semel.testing.simdisk import Faults, PowerLoss, SimDisk
-from semel.verify.ledger import Violation
+from semel.verify.ledger import Place, Violation
 from semel.wire.frames import Message
 
 JOURNAL_FILE_BYTES: Final = 24 * 1024
@@ -186,6 +187,14 @@ class Machine:
             for decision in tick(self.life.broker, self.now()):
                 self.submit(None, decision)
 
+    def retain(self, place: Place) -> None:
+        """Look whether a partition has too much."""
+        partition = self.life.broker.catalog.partition(*place)
+        if partition is not None:
+            moved = retention(self.life, partition, self.now_ms)
+            if moved is not None:
+                self.submit(None, Decision(None, [moved]))
+
     # Steps. Each says whether there was anything to do.
 
     @property
@@ -317,6 +326,16 @@ class Machine:
         self._end()
         self.disk.kill()
         self.life = self._start()
+
+    def stop(self) -> None:
+        """The process ends in good order: everything queued is written, and all is synced."""
+        self.journal.close()
+        if self._is_dark:
+            self.crash()
+            return
+        while self.report():
+            pass
+        self.kill()
 
     def _end(self) -> None:
         self.crashes += 1

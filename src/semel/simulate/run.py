@@ -25,6 +25,7 @@ from semel.simulate.clients import (
     Process,
     StageClient,
     TransactionalClient,
+    TwoPhaseClient,
 )
 from semel.simulate.machine import Call, Machine
 from semel.simulate.reading import Reader, check_life, read_page
@@ -35,10 +36,12 @@ from semel.wire.messages.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
+from semel.wire.messages.init_producer_id import InitProducerIdRequest
 
 STEPS: Final = 400
 TOPICS: Final = {"log": 2, "in": 1, "out": 2}
-SEGMENT_BYTES: Final = 1500
+SEGMENT_BYTES: Final = 600
+RETENTION_BYTES: Final = 1500
 _CREATE_TOPICS_VERSION: Final = 5
 _DELETE_RECORDS_VERSION: Final = 1
 
@@ -147,6 +150,7 @@ class Run:
             TransactionalClient("version-1", dice, ledger, log, VERSION_1, "txn-1"),
             TransactionalClient("version-2", dice, ledger, log, VERSION_2, "txn-2"),
             TransactionalClient("twin", dice, ledger, [*log, ("in", 0)], VERSION_2, "txn-2"),
+            TwoPhaseClient("two-phase", dice, ledger, log, "txn-two-phase"),
             TransactionalClient("input", dice, ledger, [("in", 0)], VERSION_2, "txn-in"),
             stage("stage-a", versions=old_or_new),
             stage("stage-b", versions=VERSION_2),
@@ -170,6 +174,8 @@ class Run:
             (self._trouble, 0.8),
             (self._crash, 0.25),
             (self._kill, 0.25),
+            (self._stop, 0.15),
+            (self._retain, 0.5),
             (self._what_if, 0.8),
         ]
 
@@ -270,6 +276,12 @@ class Run:
     def _kill(self) -> None:
         self.machine.kill()
 
+    def _stop(self) -> None:
+        self.machine.stop()
+
+    def _retain(self) -> None:
+        self.machine.retain(("log", self.dice.randrange(2)))
+
     def _what_if(self) -> None:
         """If the power failed now, would everything still be true that anybody saw or was told?"""
         if self.durability == "fsync":
@@ -284,7 +296,7 @@ class Run:
                 name=topic,
                 num_partitions=count,
                 replication_factor=1,
-                configs=[CreatableTopicConfig(name="segment.bytes", value=str(SEGMENT_BYTES))],
+                configs=_configs(topic),
             )
             for topic, count in TOPICS.items()
         ]
@@ -299,9 +311,11 @@ class Run:
         machine.heal()
         await machine.rest()
         for line in self._lines:
-            if line.client.unit is not None and line.client.unit.outcome is Outcome.OPEN:
-                line.client.killed()
+            line.client.killed()
         check_life(machine.life, self.ledger, self.places)
+        # A prepared transaction has no timeout: another owner, who keeps nothing, ends it.
+        request = InitProducerIdRequest(transactional_id="txn-two-phase", transaction_timeout_ms=TIMEOUT_MS)
+        machine.deliver(Call(), request, VERSION_2.init_producer_id)
         machine.now_ms += 2 * TIMEOUT_MS
         machine.tick()
         await machine.rest()
@@ -321,6 +335,14 @@ class Run:
             recoveries=self.machine.recoveries,
             checks=self.ledger.checks,
         )
+
+
+def _configs(topic: str) -> list[CreatableTopicConfig]:
+    """Small segments; and what nobody reads in order to go on from there may be deleted."""
+    configs = {"segment.bytes": str(SEGMENT_BYTES)}
+    if topic == "log":
+        configs["retention.bytes"] = str(RETENTION_BYTES)
+    return [CreatableTopicConfig(name=name, value=value) for name, value in configs.items()]
 
 
 @dataclass(slots=True, frozen=True)
