@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_process import SEMEL, BrokerProcess
+from broker_process import SEMEL, BrokerProcess, StartBroker
 from kafka_process import KafkaProcess
 from transaction_cases import make_topic, read_committed
 
@@ -19,7 +19,7 @@ from semel.client.coordinator import TransactionCoordinator
 from semel.client.errors import check
 from semel.client.metadata import TopicPartition
 from semel.client.producer import Producer, ProducerIdentity, TransactionScope
-from semel.client.shared_transaction import TransactionOptions
+from semel.client.shared_transaction import Outcome, TransactionOptions
 from semel.client.transactional_producer import TransactionalProducer
 from semel.errors import AbortableError, FencedError
 from semel.wire.messages.incremental_alter_configs import (
@@ -110,7 +110,7 @@ async def see(shell: Shell, topic: str, identity: ProducerIdentity) -> None:
     described = await shell.json("describe", topic)
     assert described["state"] == "Ongoing"
     assert (described["producer_id"], described["producer_epoch"]) == identity
-    assert described["timeout_ms"] == TIMEOUT_MS
+    assert (described["timeout_ms"], described["two_phase"]) == (TIMEOUT_MS, False)
     assert described["partitions"] == [{"topic": topic, "partition": 1}]
     assert 0 <= described["open_for_ms"] < 60_000
     (producer,) = [each for each in await shell.json("producers", topic) if each["start_offset"] is not None]
@@ -202,6 +202,26 @@ async def test_a_transaction_that_no_coordinator_knows_is_found_and_gets_a_marke
         assert remedy[:3] == ["semel", "txn", "abort"]
         assert "no coordinator knew" in await shell.text(*remedy[2:])
         assert await shell.json("find-hanging") == []
+        assert await read_committed(cluster, topic) == [[]]
+
+
+async def test_what_may_be_prepared_is_aborted_by_force_only(start_broker: StartBroker, topic: str) -> None:
+    shell = Shell(start_broker(in_memory=True, transaction_two_phase_commit_enable="true").bootstrap)
+    async with Cluster(shell.bootstrap) as cluster:
+        await make_topic(cluster, topic)
+        producer = TransactionalProducer(cluster, topic, TransactionOptions(two_phase=True))
+        await producer.open()
+        await producer.begin()
+        await producer.send(topic, b"prepared")
+        await producer.prepare()
+        described = await shell.json("describe", topic)
+        assert (described["two_phase"], described["timeout_ms"]) == (True, None)
+        refused = await asyncio.to_thread(shell.run, "abort", topic)
+        assert (refused.returncode, "its other half" in refused.stderr) == (1, True)
+        assert (await shell.json("describe", topic))["state"] == "Ongoing"
+        await shell.text("abort", topic, "--force")
+        with pytest.raises(FencedError):
+            await producer.complete(Outcome.COMMIT)
         assert await read_committed(cluster, topic) == [[]]
 
 

@@ -206,18 +206,20 @@ async def _find_hanging(
 @click.option("--topic", shell_complete=complete_topic, help="The topic in which it hangs.")
 @click.option("--partition", "-p", type=int, help="The partition in which it hangs.")
 @click.option("--producer-id", type=int, help="The producer that left it open.")
+@click.option("--force", is_flag=True, help="Abort also what may be prepared (two-phase commit).")
 @bootstrap_option
 def abort(
     transactional_id: str | None,
     topic: str | None,
     partition: int | None,
     producer_id: int | None,
+    force: bool,
     bootstrap: str,
 ) -> None:
     """Abort what TRANSACTIONAL_ID has open, and fence its producer.
 
-    The epoch is raised first, so that the producer cannot commit afterwards. A prepared transaction
-    (two-phase commit) is aborted too: the other half of it may have been committed elsewhere.
+    The epoch is raised first, so that the producer cannot commit afterwards. A transaction of two-phase
+    commit may be prepared, and its other half committed elsewhere: that takes --force.
 
     For a transaction that has no transactional id any more, name the partition and the producer instead: if
     no coordinator knows it, a marker is written by hand.
@@ -225,25 +227,25 @@ def abort(
     if transactional_id is not None:
         if (topic, partition, producer_id) != (None, None, None):
             raise click.UsageError("give a transactional id, or a partition and a producer, not both")
-        before = run_with_cluster(bootstrap, partial(_abort, transactional_id))
+        before = run_with_cluster(bootstrap, partial(_abort, transactional_id, force))
         click.echo(_abort_text(before))
         return
     if topic is None or partition is None or producer_id is None:
         raise click.UsageError("give a transactional id, or --topic, --partition and --producer-id")
     where = TopicPartition(topic, partition)
-    owner = run_with_cluster(bootstrap, partial(_abort_in, where, producer_id))
+    owner = run_with_cluster(bootstrap, partial(_abort_in, where, producer_id, force))
     if owner is None:
         click.echo(f"wrote an abort marker to {where} for producer {producer_id}, which no coordinator knew")
     else:
         click.echo(f"aborted the transaction of {owner!r} in all its partitions, and fenced its producer")
 
 
-async def _abort(transactional_id: str, cluster: Cluster) -> DescribedTransaction:
-    return await TransactionAdmin(cluster).abort(transactional_id)
+async def _abort(transactional_id: str, force: bool, cluster: Cluster) -> DescribedTransaction:
+    return await TransactionAdmin(cluster).abort(transactional_id, force=force)
 
 
-async def _abort_in(where: TopicPartition, producer_id: int, cluster: Cluster) -> str | None:
-    return await TransactionAdmin(cluster).abort_in(where, producer_id)
+async def _abort_in(where: TopicPartition, producer_id: int, force: bool, cluster: Cluster) -> str | None:
+    return await TransactionAdmin(cluster).abort_in(where, producer_id, force=force)
 
 
 @command.command
@@ -284,7 +286,8 @@ def _described_json(described: DescribedTransaction) -> dict[str, object]:
         "state": described.state,
         "producer_id": described.identity.producer_id,
         "producer_epoch": described.identity.producer_epoch,
-        "timeout_ms": described.timeout_ms,
+        "timeout_ms": None if described.is_two_phase else described.timeout_ms,
+        "two_phase": described.is_two_phase,
         "start_time_ms": described.start_time_ms,
         "open_for_ms": described.open_for_ms(_now_ms()),
         "coordinator": described.coordinator_id,

@@ -8,7 +8,8 @@ not hanging in that sense, it has a timeout, but readers wait for it just the sa
 
 Aborting goes through the coordinator wherever one knows the transaction: InitProducerId for its id raises the
 epoch first, so that its producer cannot commit afterwards, and then all of it is aborted. Only what no
-coordinator knows gets a marker by hand.
+coordinator knows gets a marker by hand. A two-phase transaction may be prepared, and its other half committed
+elsewhere: aborting it takes force.
 """
 
 import time
@@ -24,7 +25,7 @@ from semel.client.errors import UnsupportedRequestError, broker_error, check
 from semel.client.group_offsets import by_topic
 from semel.client.metadata import NO_NODE, TopicPartition
 from semel.client.producer import ProducerIdentity
-from semel.errors import BrokerError
+from semel.errors import BrokerError, FatalError
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.describe_producers import (
     DescribeProducersRequest,
@@ -50,6 +51,8 @@ OPEN_STATES: Final = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "Prepa
 NO_START: Final = -1
 ANY_DURATION: Final = -1
 DURATION_FILTER_SINCE: Final = 1
+# What a coordinator says of a transaction without a timeout: only two-phase commit has those (KIP-939).
+NO_TIMEOUT_MS: Final = 2**31 - 1
 # The longest timeout that an abort leaves behind; the id's next producer brings its own.
 ABORT_TIMEOUT_MS: Final = 60_000
 
@@ -77,6 +80,11 @@ class DescribedTransaction:
     @property
     def is_open(self) -> bool:
         return self.state in OPEN_STATES
+
+    @property
+    def is_two_phase(self) -> bool:
+        """Whether it may be prepared, and wait for a decision that is made elsewhere."""
+        return self.timeout_ms == NO_TIMEOUT_MS
 
     def open_for_ms(self, now_ms: int) -> int | None:
         return None if self.start_time_ms is None or not self.is_open else max(0, now_ms - self.start_time_ms)
@@ -294,14 +302,23 @@ class TransactionAdmin:
 
     # Ending
 
-    async def abort(self, transactional_id: str) -> DescribedTransaction:
-        """Aborts what a transactional id has open and fences its producer; returns what it was before."""
+    async def abort(self, transactional_id: str, *, force: bool = False) -> DescribedTransaction:
+        """Aborts what a transactional id has open and fences its producer; returns what it was before.
+
+        What may be prepared is aborted only by force.
+        """
         before = await self.describe(transactional_id)
+        if before.is_open and before.is_two_phase and not force:
+            raise FatalError(
+                f"the transaction of {transactional_id!r} is one of two-phase commit: if it is prepared, its "
+                "other half may have been committed elsewhere. Let its application recover, or use force",
+                ErrorCode.INVALID_TXN_STATE,
+            )
         timeout_ms = min(max(before.timeout_ms, 1), ABORT_TIMEOUT_MS)
         await TransactionCoordinator(self._cluster, transactional_id).init_producer_id(timeout_ms)
         return before
 
-    async def abort_in(self, where: TopicPartition, producer_id: int) -> str | None:
+    async def abort_in(self, where: TopicPartition, producer_id: int, *, force: bool = False) -> str | None:
         """Aborts the transaction that a producer has open in a partition.
 
         Returns the transactional id through which it was done, or None where no coordinator knew it and a
@@ -310,7 +327,7 @@ class TransactionAdmin:
         producer = await self._open_producer(where, producer_id)
         owners = await self._owners({producer_id})
         if _is_known(producer, owners):
-            return (await self.abort(owners[producer_id].transactional_id)).transactional_id
+            return (await self.abort(owners[producer_id].transactional_id, force=force)).transactional_id
         await self._cluster.retry(partial(self._write_abort_marker, producer))
         return None
 
