@@ -173,7 +173,7 @@ class ClassicMembership:
 
     @property
     def group_type(self) -> str:
-        return "Classic"
+        return "classic"
 
     @property
     def state_name(self) -> str:

@@ -232,7 +232,7 @@ class ConsumerMembership:
 
     @property
     def group_type(self) -> str:
-        return "Consumer"
+        return "consumer"
 
     @property
     def is_empty(self) -> bool:

@@ -28,7 +28,8 @@ def depart(groups: Groups, group: Group, member_ids: list[str], catalog: Catalog
     remaining = list(step.members.values())
     if not remaining or any(member.classic is None for member in remaining):
         return Decision(None, entries)
-    classic = group.membership = downgraded(groups, membership, remaining, step.epoch, catalog)
+    # At the epoch before: those who were up to date shall learn that there is a rebalance, and not be fenced.
+    classic = group.membership = downgraded(groups, membership, remaining, membership.epoch, catalog)
     rebalance = Rebalance(groups, classic, now)
     for member in classic.members.values():
         rebalance.touch(member)

@@ -74,7 +74,7 @@ def _described(group_id: str, group: Group | None, api_version: int) -> Describe
 
 
 def _described_members(membership: ClassicMembership) -> DescribedGroup:
-    """A group that is not stable has no protocol, and its members no assignment."""
+    """A group that is not stable has no protocol; its members have what the last rebalance gave them."""
     stable = membership.state is State.STABLE
     return DescribedGroup(
         error_code=0,
@@ -89,7 +89,7 @@ def _described_members(membership: ClassicMembership) -> DescribedGroup:
                 client_id=member.client_id,
                 client_host=f"/{member.client_host}",
                 member_metadata=member.metadata_for(membership.protocol_name) if stable else b"",
-                member_assignment=member.assignment if stable else b"",
+                member_assignment=member.assignment,
             )
             for member in membership.members.values()
         ],

@@ -283,7 +283,6 @@ class Rebalance:
         membership.protocol_name = membership.select_protocol()
         membership.transition(State.COMPLETING_REBALANCE)
         for member in membership.members.values():
-            member.assignment = b""
             member.is_new = False
             self._answer_join(member, self.joined(member))
             self.touch(member)

@@ -506,7 +506,7 @@ def test_a_consumer_group_is_described_and_listed_as_such() -> None:
     assert none.error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert nameless.error_code == ErrorCode.INVALID_GROUP_ID
     (listed,) = bench.ask(list_groups, ListGroupsRequest(types_filter=["consumer"]), 5).reply.groups
-    assert (listed.group_type, listed.group_state, listed.protocol_type) == ("Consumer", "Stable", "consumer")
+    assert (listed.group_type, listed.group_state, listed.protocol_type) == ("consumer", "Stable", "consumer")
     (classic,) = bench.ask(describe_groups, DescribeGroupsRequest(groups=[GROUP]), 6).reply.groups
     assert classic.error_code == ErrorCode.GROUP_ID_NOT_FOUND, "tools then ask the other way"
 

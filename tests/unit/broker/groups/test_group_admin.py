@@ -15,7 +15,7 @@ from semel.wire.messages.list_groups import ListGroupsRequest
 def listed(bench: Bench, *, states: tuple[str, ...] = (), types: tuple[str, ...] = ()) -> dict[str, str]:
     request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
     response = bench.ask(list_groups, request, 5).reply
-    assert all(group.group_type == "Classic" for group in response.groups)
+    assert all(group.group_type == "classic" for group in response.groups)
     return {group.group_id: group.group_state for group in response.groups}
 
 
@@ -54,7 +54,7 @@ def test_a_stable_group_is_described_with_its_members(version: int) -> None:
     assert (member.member_metadata, member.member_assignment) == (client.protocols[0][1], b"app")
 
 
-def test_a_group_in_a_rebalance_shows_who_is_in_it_but_no_assignments() -> None:
+def test_a_group_in_a_rebalance_shows_who_is_in_it_and_what_they_had() -> None:
     bench = Bench()
     first = Client(bench, "a")
     settle(first)
@@ -62,7 +62,10 @@ def test_a_group_in_a_rebalance_shows_who_is_in_it_but_no_assignments() -> None:
     group = described(bench, GROUP)
     assert (group.group_state, group.protocol_data) == ("PreparingRebalance", "")
     assert len(group.members) == 2
-    assert {member.member_assignment for member in group.members} == {b""}
+    assert {(member.member_metadata, member.member_assignment) for member in group.members} == {
+        (b"", b"a"),
+        (b"", b""),
+    }
 
 
 def test_a_group_that_does_not_exist_is_dead_and_an_error_since_version_6() -> None:
