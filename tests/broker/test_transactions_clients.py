@@ -167,6 +167,28 @@ def test_a_transaction_left_open_times_out_and_readers_go_on(
     assert library.read(name, 0, COMMITTED) == [*values("other-", 3), "again-0"]
 
 
+@pytest.mark.parametrize("learns_by", ("commit", "send"))
+def test_a_producer_of_version_2_whose_time_ran_out_aborts_and_goes_on(
+    process: BrokerProcess, java: JavaClients, producers: list[Transactional], name: str, learns_by: str
+) -> None:
+    # To the clients of version 1 the old epoch means that another instance has taken over.
+    create_topic(process.bootstrap, name)
+    producers += [late := java.producer(name, SHORT_MS), other := java.producer(f"{name}-other")]
+    late.begin()
+    late.send(name, 0, "late-", 3)
+    other.begin()
+    other.send(name, 0, "other-")
+    other.commit()
+    eventually(java, name, 0, ["other-0"])
+    with pytest.raises(Exception, match=r"(?i)epoch|abort"):
+        late.commit() if learns_by == "commit" else late.send(name, 0, "too-late-")
+    late.abort()
+    late.begin()
+    late.send(name, 0, "again-", 2)
+    late.commit()
+    assert java.read(name, 0, COMMITTED) == ["other-0", "again-0", "again-1"]
+
+
 def test_a_new_instance_fences_the_old_one_and_aborts_what_it_left(
     process: BrokerProcess, library: Library, producers: list[Transactional], name: str
 ) -> None:

@@ -24,6 +24,7 @@ from semel.wire.messages import describe_transactions as describing
 from semel.wire.messages import end_txn as ending
 from semel.wire.messages import find_coordinator as coordinators
 from semel.wire.messages import init_producer_id as initialising
+from semel.wire.messages import list_transactions as listing
 from semel.wire.messages import produce as producing
 from semel.wire.messages import txn_offset_commit as committing
 from semel.wire.messages import write_txn_markers as marking
@@ -93,6 +94,14 @@ class Run:
         self._find(producer.transactional_id, 1)
         assert producer.init("", **fields) == 0
         return producer
+
+    def list(self, label: str, version: int, **filters: Any) -> None:
+        """ListTransactions: the error, the states found, and the filters that were not understood."""
+        request = listing.ListTransactionsRequest(**filters)
+        code, response = self.ask(request, version, lambda response: response.error_code)
+        states = sorted(found.transaction_state for found in response.transaction_states)
+        self.note(label, code)
+        self.trace[label] += f" {states} {response.unknown_state_filters}"
 
     def markers(self, label: str, producer: Producer, epoch: int, version: int, **how: Any) -> int:
         topic = marking.WritableTxnMarkerTopic(
@@ -309,6 +318,7 @@ def late_batches(run: Run) -> None:
         producer.end(f"v{version}: commit", True, 3)
         producer.await_state("CompleteCommit")
         producer.send(f"v{version}: late", version=version)
+        producer.send(f"v{version}: a late duplicate", version=version, sequence=0)
     producer = run.producer()
     producer.send("v2: produce")
     late = producer.twin()
@@ -408,6 +418,24 @@ def offsets(run: Run) -> None:
         producer.end(f"v{version}: commit", True, 5 if version == 5 else 3)
 
 
+def listed(run: Run) -> None:
+    producers = [run.producer() for _ in range(3)]
+    for producer in producers[1:]:
+        producer.send(f"produce {producers.index(producer)}")
+    producers[2].end("commit")
+    producers[2].await_state("CompleteCommit")
+    ids = [producer.producer_id for producer in producers]
+    run.list("all three", 0, producer_id_filters=ids)
+    run.list("by state", 1, producer_id_filters=ids, state_filters=["Ongoing", "Empty", "NoSuchState"])
+    run.list("by an unknown state", 1, producer_id_filters=ids, state_filters=["NoSuchState"])
+    run.list("by a duration that is over", 1, producer_id_filters=ids[1:2], duration_filter=0)
+    run.list("by a duration that is not", 1, producer_id_filters=ids, duration_filter=3_600_000)
+    run.list("by a pattern", 2, producer_id_filters=ids, transactional_id_pattern="x-.*")
+    run.list("by a pattern for a part of the id", 2, producer_id_filters=ids, transactional_id_pattern="x-")
+    run.list("by no pattern", 2, producer_id_filters=ids, transactional_id_pattern="")
+    run.list("by a pattern that is none", 2, producer_id_filters=ids, transactional_id_pattern="([")
+
+
 def marked(run: Run) -> None:
     producer = run.producer()
     producer.init("raise the epoch")
@@ -429,6 +457,7 @@ SCRIPTS: Final = (
     timed_out,
     misfits,
     offsets,
+    listed,
     marked,
 )
 
@@ -438,6 +467,13 @@ DIFFERENCES: Final[dict[str, dict[str, tuple[str, str, str]]]] = {
             "TRANSACTION_ABORTABLE",
             "INVALID_TXN_STATE",
             "to INVALID_TXN_STATE a client must give up; this one can abort and go on",
+        )
+    },
+    "listed": {
+        "by a duration that is not": (
+            "NONE [] []",
+            "NONE ['Empty'] []",
+            "what never began has not been open for an hour",
         )
     },
 }

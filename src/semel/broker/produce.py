@@ -104,7 +104,7 @@ def _append(
     log = partition.log
     joined: Entry | None = None
     if header.producer_id >= 0:
-        writer.check_identity(header)
+        writer.check(partition, header)
         duplicate = log.duplicate_of(header)
         if duplicate is not None:
             broker.counters.duplicates += 1

@@ -38,10 +38,19 @@ class Writer:
         """Partitions that join by this request."""
         self.now = now
 
-    def check_identity(self, header: BatchHeader) -> None:
-        """Fence a batch whose producer id belongs to a transactional id that has another epoch now."""
+    def check(self, partition: Partition, header: BatchHeader) -> None:
+        """Refuse a batch whose producer has another epoch now, or that is outside of its transaction.
+
+        Before all else: not even a batch that the partition has already may be late.
+        """
         if header.is_transactional:
-            self._transaction(header)
+            transaction = self._transaction(header)
+            if self._version < JOINS_SINCE and not _holds(transaction, partition):
+                raise Refused(
+                    abortable(ApiKey.PRODUCE, self._version),
+                    f"{partition.topic.name}-{partition.index} is not in an open transaction of "
+                    f"{self._transactional_id!r}; add it first, or abort and begin again",
+                )
             return
         owner = self._broker.transactions.by_producer_id.get(header.producer_id)
         if owner is not None and header.producer_epoch != owner.epoch:
@@ -60,14 +69,8 @@ class Writer:
                 )
             return None
         transaction = self._transaction(header)
-        if transaction.is_open and (partition.topic.topic_id, partition.index) in transaction.partitions:
+        if _holds(transaction, partition):
             return None
-        if self._version < JOINS_SINCE:
-            raise Refused(
-                abortable(ApiKey.PRODUCE, self._version),
-                f"{partition.topic.name}-{partition.index} is not in an open transaction of "
-                f"{self._transactional_id!r}; add it first, or abort and begin again",
-            )
         entry = join(self._broker, transaction, self.now, partitions=(partition,), joining=self._joining)
         if isinstance(entry, ErrorCode):
             raise Refused(
@@ -93,3 +96,7 @@ class Writer:
         if isinstance(found, ErrorCode):
             raise Refused(found, f"{self._transactional_id!r} has another producer now: {found.name}")
         return found
+
+
+def _holds(transaction: Transaction, partition: Partition) -> bool:
+    return transaction.is_open and (partition.topic.topic_id, partition.index) in transaction.partitions

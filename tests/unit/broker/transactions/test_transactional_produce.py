@@ -136,6 +136,7 @@ def test_a_late_batch_never_enters_or_opens_a_transaction(
     expected = outside(version) if when in (committed_by_v1, aborted_by_v1) else OLD_EPOCH
     assert late.produce(version=version) == expected
     assert late.produce(2, version=version) == expected
+    assert late.produce(version=version, sequence=0) == expected, "nor does one that is there already pass"
     assert bench.partition().log.end_offset == end_offset
     assert bench.partition(index=2).log.end_offset == 0
     assert bench.state_of("app") is state
