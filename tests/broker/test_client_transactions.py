@@ -235,6 +235,34 @@ async def test_the_second_instance_fences_the_first_and_not_the_other_way_round(
     assert await read_committed(cluster, topic) == [[b"new"]]
 
 
+async def test_an_instance_that_slept_between_transactions_does_not_disturb_its_successor(
+    cluster: Cluster, options: TransactionOptions, topic: str
+) -> None:
+    await make_topic(cluster, topic)
+    old = SharedTransaction(cluster, topic, options)
+    await old.open()
+    await old.begin()
+    await old.add_partitions([TopicPartition(topic, 0)])
+    await old.commit_offsets(GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(1)})
+    await old.commit()
+    await old.next_epoch()  # it falls asleep here
+    async with TransactionalProducer(cluster, topic, options) as new:
+        await new.begin()
+        await new.send(topic, b"new")
+        await new.flush()
+        await old.begin()  # and wakes up
+        with pytest.raises(FencedError):
+            await old.commit_offsets(
+                GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(2)}
+            )
+        await old.close()
+        await new.commit()
+    assert await read_committed(cluster, topic) == [[b"new"]]
+    assert (await fetch_offsets(cluster, f"group-{topic}", [TopicPartition(topic, 0)])).popitem()[
+        1
+    ].offset == 1
+
+
 async def test_a_fenced_instance_cannot_write(
     cluster: Cluster, options: TransactionOptions, topic: str
 ) -> None:
