@@ -10,10 +10,13 @@ from typing import Final
 import pytest
 from broker_process import BrokerProcess
 from client_java import Java
+from confluent_kafka import KafkaException, TopicPartition
 from txn_cases import (
     COMMITTED,
     LIBRARIES,
+    TIMEOUT_S,
     UNCOMMITTED,
+    Confluent,
     JavaClients,
     Library,
     Transactional,
@@ -231,6 +234,37 @@ def test_consume_transform_produce_has_every_record_once(
     transformed = [f"{value}'" for value in (*values("0-", 50), *values("last-", 50))]
     assert library.read(target, 0, COMMITTED) == transformed
     assert library.read(target, 1, COMMITTED) == [f"{value}'" for value in values("1-", 50)]
+
+
+def test_offsets_of_a_consumer_that_left_its_group_are_refused(
+    process: BrokerProcess, libraries: dict[str, Library], producers: list[Transactional], name: str
+) -> None:
+    library = libraries["confluent"]
+    assert isinstance(library, Confluent)
+    create_topic(process.bootstrap, name)
+    consumer = library.consumer(COMMITTED, name)
+    consumer.subscribe([name])
+    give_up = time.monotonic() + PATIENCE_S
+    while not consumer.assignment():
+        assert time.monotonic() < give_up
+        consumer.poll(0.1)
+    membership = consumer.consumer_group_metadata()
+    producers.append(producer := library.producer(name))
+    producer.begin()
+    producer.send(name, 0, "x")
+    producer.send_offsets(name, 7, membership)
+    producer.commit()
+    consumer.close()
+    producer.begin()
+    producer.send(name, 0, "y")
+    with pytest.raises(KafkaException, match=r"UNKNOWN_MEMBER_ID|ILLEGAL_GENERATION"):
+        producer.send_offsets(name, 99, membership)
+    producer.abort()
+    again = library.consumer(COMMITTED, name)
+    (found,) = again.committed([TopicPartition(name, 0)], TIMEOUT_S)
+    again.close()
+    assert found.offset == 7
+    assert library.read(name, 0, COMMITTED) == ["x0"]
 
 
 @pytest.mark.parametrize("how", ("kill", "stop"))

@@ -146,6 +146,10 @@ class ConfluentProducer:
         if failures:
             raise KafkaException(failures[0])
 
+    def send_offsets(self, topic: str, offset: int, membership: Any) -> None:
+        """Commit the offset of partition 0 for a consumer with this membership (KIP-447)."""
+        self._producer.send_offsets_to_transaction([TopicPartition(topic, 0, offset)], membership, TIMEOUT_S)
+
     def commit(self) -> None:
         self._producer.commit_transaction(TIMEOUT_S)
 
