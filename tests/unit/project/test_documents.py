@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,9 @@ def test_what_the_project_asks_for_is_locked(lock: str, extra: str | None) -> No
     for each in map(Requirement, wanted):
         assert each.name in locked, "run: script/lock"
         assert each.specifier.contains(locked[each.name]), "run: script/lock"
+
+
+def test_no_two_modules_of_the_tests_share_a_name() -> None:
+    # All tests run in one session, where a module is known by its name alone.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py")
+    assert [name for name, count in names.items() if count > 1] == []
