@@ -255,7 +255,11 @@ class Ledger:
             content = contents[sent.place]
             if content.committed.get(sent.offset) == sent.value:
                 shown.append(sent)
-            elif sent.offset == NO_OFFSET or content.ends.start <= sent.offset < content.ends.stable:
+            elif sent.offset == NO_OFFSET:
+                # Where nobody knows its place, it may have been deleted with the beginning of the log.
+                if content.ends.start == 0:
+                    hidden.append(sent)
+            elif content.ends.start <= sent.offset < content.ends.stable:
                 hidden.append(sent)
             elif (
                 unit.outcome is Outcome.COMMITTED

@@ -13,7 +13,7 @@ from semel.simulate.exhaustive import Scope, explore
 from semel.simulate.run import Failure, Tally, play
 from semel.verify.ledger import Content, Ends, Ledger, Outcome, Unit, Violation
 
-SEEDS = int(os.environ.get("SEMEL_SIMULATION_SEEDS", "60"))
+SEEDS = int(os.environ.get("TEST_SIMULATION_SEEDS", "60"))
 """How many seeds; `semel simulate` plays more of them."""
 SEEDS_FOR_A_FAULT = 20
 DEPTH = 4
