@@ -59,16 +59,15 @@ def _by_another_identity(
 ) -> Decision:
     """A retry of the request that raised the epoch, somebody whose time ran out, or somebody fenced."""
     named = (request.producer_id, request.producer_epoch)
-    if named == (transaction.last_producer_id, transaction.last_epoch) and not transaction.is_open:
-        has_ended = transaction.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
-        if has_ended and raises_epoch and transaction.state is _OUTCOME[request.committed]:
+    is_last = named == (transaction.last_producer_id, transaction.last_epoch)
+    if is_last and raises_epoch and transaction.state in _OUTCOME.values():
+        if transaction.state is _OUTCOME[request.committed]:
             return Decision(
                 EndTxnResponse(producer_id=transaction.producer_id, producer_epoch=transaction.epoch)
             )
-        if has_ended and raises_epoch:
-            if transaction.ended_by_broker:
-                return _refused(abortable(ApiKey.END_TXN, caller.api_version))
-            return _refused(ErrorCode.INVALID_TXN_STATE)
+        if transaction.ended_by_broker:
+            return _refused(abortable(ApiKey.END_TXN, caller.api_version))
+        return _refused(ErrorCode.INVALID_TXN_STATE)
     if request.producer_id not in (transaction.producer_id, transaction.last_producer_id):
         return _refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
     return _refused(fenced(ApiKey.END_TXN, caller.api_version))

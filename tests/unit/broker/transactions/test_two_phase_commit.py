@@ -27,6 +27,7 @@ from semel.wire.errors import ErrorCode
 from semel.wire.messages.describe_transactions import DescribeTransactionsRequest
 
 YEAR_MS = 365 * 24 * 60 * 60 * 1000
+RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 RESTARTS: tuple[Callable[[Bench], None], ...] = (
     lambda bench: None,
     Bench.restart,
@@ -77,6 +78,18 @@ def test_it_has_no_timeout(bench: Bench) -> None:
     bench.restart()
     bench.advance(YEAR_MS)
     assert bench.state_of("app") is State.ONGOING
+
+
+def test_its_offsets_outlive_the_retention_of_offsets(bench: Bench) -> None:
+    bench.commit_offset(1)
+    prepared(bench)
+    for _ in range(10):
+        bench.advance(RETENTION_MS // 4)
+    assert bench.offset(stable=True) == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert bench.offset() == 1, "the committed one may not expire while a transaction is about to move it"
+    new, _ = resume(bench)
+    assert new.commit() == NONE
+    assert bench.offset(stable=True) == 5
 
 
 def test_it_is_shown_as_such(bench: Bench) -> None:
