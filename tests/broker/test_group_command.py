@@ -1,4 +1,4 @@
-"""`semel group` against a real broker: lag that is true on transactional topics, resets, deletion."""
+"""`semel group` against Semel and Apache Kafka: lag true on transactional topics, resets, deletion."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from semel.embedded import Broker
 TIMEOUT_S = 20
 
 
-@pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
+@pytest.fixture(scope="module", params=["semel", "kafka"])
+def bootstrap(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "kafka":
+        yield request.getfixturevalue("kafka_broker").bootstrap
+        return
     with Broker() as broker:
         yield broker.bootstrap
 
@@ -163,20 +166,24 @@ def test_a_reset_by_time_and_of_chosen_partitions(bootstrap: str, group: str, to
     assert [(each["before"], each["after"]) for each in resets] == [(3, 7), (None, 7), (3, 7)]
 
 
-def test_a_group_with_members_is_neither_reset_nor_deleted(bootstrap: str, group: str, topic: str) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_members_is_neither_reset_nor_deleted(
+    bootstrap: str, group: str, topic: str, protocol: str
+) -> None:
     create(bootstrap, topic)
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "client.id": "reader"})
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": protocol})
     consumer.subscribe([topic])
     while not consumer.assignment():
         consumer.poll(0.1)
     refused = semel(bootstrap, "reset", group, "--to", "earliest", "--topic", topic)
     assert refused.exit_code == 1
-    assert "cannot be moved while it has members: stop reader-" in refused.stderr
+    assert "cannot be moved while it has members: stop " in refused.stderr
     assert semel(bootstrap, "delete", group).exit_code == 1
-    listed = {each["group"]: each["state"] for each in ask(bootstrap, "list")}
-    assert listed[group] == "Stable"
+    listed = {each["group"]: (each["state"], each["type"]) for each in ask(bootstrap, "list")}
+    assert listed[group] == ("Stable", protocol)
     (part,) = ask(bootstrap, "describe", group)
-    assert part["committed"] is None and str(part["member"]).startswith("reader-")
+    assert (part["topic"], part["committed"]) == (topic, None)
+    assert str(part["member"]) in refused.stderr
     consumer.close()
     assert ask(bootstrap, "reset", group, "--to", "earliest", "--topic", topic)[0]["after"] == 0
     assert semel(bootstrap, "delete", group).exit_code == 0

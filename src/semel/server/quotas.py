@@ -97,7 +97,7 @@ class ClientMeters:
         meter = self._meters.get(name)
         if meter is None:
             if len(self._meters) >= MAX_METERS:
-                # The one that is there longest: a client that takes ever new names gains nothing by it.
+                # The one that is there longest starts anew when it comes back, with nothing owed.
                 del self._meters[next(iter(self._meters))]
             meter = self._meters[name] = Meter(quota.limit, now_ms)
         return meter.charge(amount, quota.limit, now_ms)
