@@ -117,7 +117,6 @@ class Rebalance:
             else:
                 response.leader = old_leader or ""
                 response.members = []
-            member.is_new = False
             self._settle()
             self.decision.reply = response
             return self.decision
@@ -212,8 +211,7 @@ class Rebalance:
 
     def expire_join(self) -> Decision:
         membership = self.membership
-        if membership.state is not State.PREPARING_REBALANCE:
-            return self.decision
+        assert membership.state is State.PREPARING_REBALANCE, membership.state
         if membership.is_initial and membership.new_member_added and membership.initial_remaining_ms:
             membership.new_member_added = False
             delay_ms = min(self.groups.settings.initial_rebalance_delay_ms, membership.initial_remaining_ms)
@@ -224,8 +222,7 @@ class Rebalance:
 
     def expire_sync(self) -> Decision:
         membership = self.membership
-        if membership.state not in (State.COMPLETING_REBALANCE, State.STABLE) or not membership.unsynced:
-            return self.decision
+        assert membership.state in (State.COMPLETING_REBALANCE, State.STABLE), membership.state
         for member in tuple(membership.unsynced):
             self.remove(member)
         return self._prepare()
@@ -273,10 +270,9 @@ class Rebalance:
             # Only static members are left, and none is back: wait for them, or for the end of their sessions.
             groups.joins.set(membership, self.now.monotonic_ms + membership.rebalance_timeout_ms)
             return self.decision
-        membership.is_initial = False
         membership.generation += 1
         if not membership.members:
-            membership.protocol_name = membership.leader = None
+            membership.protocol_name = None
             membership.transition(State.EMPTY)
             self._settle()
             return self.decision

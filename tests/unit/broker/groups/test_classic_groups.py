@@ -181,6 +181,7 @@ def test_when_the_last_member_leaves_the_group_is_empty_and_its_generation_stays
     client.leave()
     assert bench.state == "Empty"
     assert bench.group.membership.generation == 2
+    assert bench.group.membership.roster.protocol_name is None
     again = Client(bench)
     again.join()
     assert again.generation == 3
@@ -317,6 +318,27 @@ def test_a_member_that_never_syncs_is_left_out() -> None:
     assert first.beat() == ErrorCode.REBALANCE_IN_PROGRESS
 
 
+def test_members_that_have_synced_stay() -> None:
+    bench = Bench()
+    first, second = Client(bench, "a", rebalance_ms=6_000), Client(bench, "b", rebalance_ms=6_000)
+    settle(first, second)
+    late = Client(bench, "c", rebalance_ms=6_000)
+    late.join()
+    first.join()
+    second.join()
+    for client in (first, late):
+        client.read_join()
+    leader = next(client for client in (first, second, late) if client.leads)
+    leader.synced({})
+    for client in (first, second, late):
+        if client is not leader:
+            assert client.synced().error_code == 0
+    for _ in range(4):
+        bench.advance(5_000)
+        assert first.beat() == second.beat() == late.beat() == 0
+    assert bench.state == "Stable"
+
+
 def test_a_sync_with_another_protocol_is_refused() -> None:
     bench = Bench()
     client = Client(bench)
@@ -368,6 +390,22 @@ def test_the_first_rebalance_waits_for_more_members_and_longer_when_they_come() 
     for client in clients:
         client.read_join()
     assert [client.generation for client in clients] == [1, 1, 1]
+
+
+def test_what_put_off_one_first_rebalance_does_not_put_off_the_next() -> None:
+    bench = Bench(GroupSettings(initial_rebalance_delay_ms=3_000))
+    first, second = Client(bench, "a"), Client(bench, "b")
+    first.join()
+    bench.advance(1_000)
+    second.join()
+    bench.advance(2_500)
+    first.leave()
+    second.leave()
+    assert bench.state == "Empty"
+    again = Client(bench, "c")
+    again.join()
+    bench.advance(3_050)
+    assert again.asked.is_answered
 
 
 def test_the_first_rebalance_is_not_put_off_beyond_the_rebalance_timeout() -> None:
@@ -497,6 +535,8 @@ def test_a_session_begins_anew_with_the_answer_to_a_request_that_waited() -> Non
     assert waiting.is_answered
     bench.advance(SESSION_MS - 50)
     assert leader.beat() == follower.beat() == 0
+    bench.advance(SESSION_MS)
+    assert bench.state == "Empty", "and it ends as any other"
 
 
 def test_a_sync_that_ends_in_another_rebalance_leaves_time_to_join_it() -> None:
@@ -516,6 +556,8 @@ def test_a_sync_that_ends_in_another_rebalance_leaves_time_to_join_it() -> None:
     assert waiting.reply.error_code == ErrorCode.REBALANCE_IN_PROGRESS
     bench.advance(SESSION_MS - 50)
     assert follower.beat() == ErrorCode.REBALANCE_IN_PROGRESS
+    bench.advance(SESSION_MS)
+    assert set(bench.group.membership.members) == {leader.member_id}, "but not for ever"
 
 
 def test_a_member_removed_while_it_waits_for_the_leader_is_told_so() -> None:
