@@ -24,7 +24,7 @@ from semel.broker.groups.consumer_departures import depart
 from semel.broker.groups.consumer_step import ConsumerStep
 from semel.broker.groups.group import Group
 from semel.broker.groups.migration import downgraded, write_assignment
-from semel.broker.groups.rebalance import Rebalance, join_refused
+from semel.broker.groups.rebalance import Rebalance, join_refused, rebalance_timeout_ms
 from semel.broker.topics import Catalog
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
@@ -75,7 +75,7 @@ def join(
     member = _joining(step, membership, request, member_id)
     member.client_id, member.client_host = caller.client_id, caller.host
     member.rack_id = subscription.rack_id
-    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    member.rebalance_timeout_ms = rebalance_timeout_ms(request, caller.api_version)
     member.topic_names = sorted(set(subscription.topics))
     member.pattern = member.server_assignor = None
     member.classic = ClassicProtocols(request.session_timeout_ms, protocols)

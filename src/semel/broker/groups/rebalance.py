@@ -43,6 +43,11 @@ def join_refused(error: ErrorCode, member_id: str, api_version: int) -> JoinGrou
     )
 
 
+def rebalance_timeout_ms(request: JoinGroupRequest, api_version: int) -> int:
+    """Version 0 had one timeout for sessions and rebalances."""
+    return request.rebalance_timeout_ms if api_version >= 1 else request.session_timeout_ms
+
+
 class Rebalance:
     """One step of one group: who is answered, and what is journaled, gathers in `decision`."""
 
@@ -138,10 +143,7 @@ class Rebalance:
     def _set_timeouts(self, member: Member, request: JoinGroupRequest, caller: Caller) -> None:
         member.api_version = caller.api_version
         member.session_timeout_ms = request.session_timeout_ms
-        # Version 0 had one timeout for both.
-        member.rebalance_timeout_ms = (
-            request.rebalance_timeout_ms if caller.api_version >= 1 else request.session_timeout_ms
-        )
+        member.rebalance_timeout_ms = rebalance_timeout_ms(request, caller.api_version)
 
     # Members go.
 

@@ -334,6 +334,16 @@ def test_a_classic_member_that_falls_silent_or_does_not_come_back_is_removed() -
     assert set(membership_of(bench).members) == {"new", "another"}
 
 
+def test_a_classic_member_of_old_has_its_session_as_rebalance_timeout() -> None:
+    bench = Bench()
+    bench.create_topic("events", 2)
+    ConsumerClient(bench, "new").join()
+    old = Client(bench, "old", version=0)
+    old.join()
+    (member,) = [one for one in membership_of(bench).members.values() if one.classic is not None]
+    assert member.rebalance_timeout_ms == old.session_ms
+
+
 def test_a_static_consumer_moves_to_the_new_protocol_under_its_instance_id() -> None:
     bench = Bench()
     bench.create_topic("events", 4)
