@@ -99,8 +99,9 @@ def test_a_producer_raises_its_own_epoch_by_naming_it(bench: Bench, version: int
 def test_a_fenced_producer_cannot_come_back_by_naming_its_identity(bench: Bench, version: int) -> None:
     old = opened(bench)
     new = started(bench)
-    write(new)
     expected = FENCED if version >= 4 else OLD_EPOCH
+    assert old.twin().init(version, named=True).error_code == expected, "that would be the new one's identity"
+    write(new)
     assert old.init(version, named=True).error_code == expected
     assert new.commit() == NONE
     assert old.init(version, named=True).error_code == expected
