@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from semel.broker.core import Appended, Broker
 from semel.broker.entries import GROUP_ENTRIES, TRANSACTION_ENTRIES, Append, Entry, decode_entry
@@ -30,6 +31,10 @@ from semel.journal.snapshot import Snapshot
 from semel.server.parts import decode_part, flushed_in, load_catalog, load_partition
 from semel.storage.partition import Flushed, Placement
 from semel.storage.store import Store
+
+WRITE_BYTES: Final = 4 * 1024 * 1024
+WRITE_BATCHES: Final = 1000
+"""How much of the journal, and how many batches, a replay reads before it writes to the segments."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,6 +83,10 @@ class Replay:
         self.dirty: dict[Partition, int] = {}
         """Where in the journal the first batch lies that is not flushed."""
         self.entries = 0
+        self._placements: list[Placement] = []
+        """Batches that have their place in a segment and are not written yet."""
+        self._written = 0
+        """Where in the journal the first of them may lie: they keep in memory what was read from there on."""
 
     def load(self, snapshot: Snapshot) -> None:
         for stamp, stored in snapshot.parts():
@@ -113,12 +122,11 @@ class Replay:
             view.restore(flushed, 0 if flushed is None else partition.log.log_start_offset)
 
     def replay(self, group: Group) -> None:
-        placements: list[tuple[Partition, Placement]] = []
         for stored in group.entries:
             entry = decode_entry(stored)
             self.entries += 1
             if isinstance(entry, Append):
-                self._append(entry, group, placements)
+                self._append(entry, group)
             elif isinstance(entry, LogStartMoved | ProducersExpired):
                 if group.end > self._stamps.get((entry.topic_id, entry.index), 0):
                     self._broker.apply(entry)
@@ -130,10 +138,16 @@ class Replay:
                     self._broker.apply(entry)
             elif group.end > self._catalog_stamp:
                 self._apply_to_catalog(entry)
-        self._store.write([placement for _, placement in placements])
-        for partition, placement in placements:
-            view = self._store.partition(partition.topic.topic_id, partition.index)
-            view.reveal(placement.header.last_offset + 1)
+        if group.end - self._written >= WRITE_BYTES or len(self._placements) >= WRITE_BATCHES:
+            self._write()
+            self._written = group.end
+
+    def _write(self) -> None:
+        """Write many batches at once: one by one they would take most of a start."""
+        self._store.write(self._placements)
+        for placement in self._placements:
+            placement.segment.partition.reveal(placement.header.last_offset + 1)
+        self._placements = []
 
     def _apply_to_catalog(self, entry: Entry) -> None:
         grown = self._broker.catalog.by_id.get(entry.topic_id) if isinstance(entry, PartitionsAdded) else None
@@ -149,7 +163,7 @@ class Replay:
         added.partitions = topic.partitions[first:]
         self._prepare(added)
 
-    def _append(self, entry: Append, group: Group, placements: list[tuple[Partition, Placement]]) -> None:
+    def _append(self, entry: Append, group: Group) -> None:
         partition = self._broker.catalog.partition_by_id(entry.topic_id, entry.index)
         if partition is None:
             return
@@ -166,10 +180,11 @@ class Replay:
             placement = view.append(
                 entry.batch, entry.header, settings=partition.topic.settings.log, aborted=aborted
             )
-            placements.append((partition, placement))
+            self._placements.append(placement)
 
     def finish(self) -> None:
         """All of it is durable: show it, and leave nothing behind in the segments that is not part of it."""
+        self._write()
         self._broker.producer_ids.skip_given()
         by_id = self._broker.catalog.by_id
         self.dirty = {
