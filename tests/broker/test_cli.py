@@ -140,6 +140,18 @@ def test_bench_measures(shell: Shell, arguments: tuple[str, ...]) -> None:
     assert report["broker_cpu_s"] >= 0
 
 
+def test_bench_commits_transactions(shell: Shell) -> None:
+    arguments = ("--producers", "3", "--partitions", "2", "--records", "4", "--topic", "bench-txn")
+    timing = ("--warmup", "0", "--seconds", "0.5", "--pid", str(shell.process.pid), "-o", "json")
+    report = json.loads(shell.semel("bench", "txn", *arguments, *timing))
+    assert report["transactions"] > 0
+    assert report["commit_p50_ms"] <= report["commit_p99_ms"] <= report["transaction_p99_ms"]
+    assert report["broker_cpu_ms_per_transaction"] >= 0
+    assert report["pauses"] == 0, "the broker ends a transaction in one step, and has nobody wait for it"
+    read = shell.semel("consume", "bench-txn", "-e", "--isolation", "read_committed", "--format", "%o\n")
+    assert len(read.splitlines()) >= report["transactions"] * 8
+
+
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_what_was_acknowledged_is_there_after_a_restart(start_broker: StartBroker, how: str) -> None:
     process = start_broker()
