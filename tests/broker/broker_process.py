@@ -31,13 +31,18 @@ class BrokerProcess:
     """`semel serve` as a user runs it. The port and the directory stay the same across restarts."""
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, str] | None = None, *, in_memory: bool = False
+        self,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        in_memory: bool = False,
+        log_path: Path | None = None,
     ) -> None:
         self.directory = directory
         self.settings = dict(settings or {})
         self.in_memory = in_memory
         self.port = free_port()
-        self.log_path = directory.with_name(directory.name + ".log")
+        self.log_path = log_path or directory.with_name(directory.name + ".log")
         self._process: subprocess.Popen[str] | None = None
 
     @property

@@ -20,7 +20,10 @@ def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
 
     def start(directory: Path | None = None, *, in_memory: bool = False, **settings: object) -> BrokerProcess:
         named = {name.replace("_", "."): str(value) for name, value in settings.items()}
-        broker = BrokerProcess(directory or tmp_path / f"broker-{len(started)}", named, in_memory=in_memory)
+        name = f"broker-{len(started)}"
+        broker = BrokerProcess(
+            directory or tmp_path / name, named, in_memory=in_memory, log_path=tmp_path / f"{name}.log"
+        )
         started.append(broker)
         return broker.start()
 

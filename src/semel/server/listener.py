@@ -48,16 +48,18 @@ class Server:
         await self.node.start()
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self._accept, host or None, port, backlog=BACKLOG
+                self._accept, host or None, port, backlog=BACKLOG, start_serving=False
             )
         except OSError as error:
             await self.node.stop()
             raise ConfigError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}; is another broker running there?"
             ) from None
-        await self._start_metrics()
         bound = self._listener.sockets[0].getsockname()
+        # Before the first connection: a client that waited for us asks at once where we are.
         self._endpoint = self._advertised(host, bound[1])
+        await self._start_metrics()
+        await self._listener.start_serving()
 
     async def _start_metrics(self) -> None:
         text = self.settings.text("metrics.listeners")

@@ -47,6 +47,7 @@ from semel.server.quorum import describe_quorum
 from semel.server.quotas import ClientMeters
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
+from semel.server.space import SpaceGuard
 from semel.server.upkeep import Upkeep
 from semel.storage.memory import MemoryDisk
 from semel.storage.store import Store
@@ -101,7 +102,7 @@ class Node:
         self._identity = Identity("", settings.integer("node.id"))
         self._life: Life | None = None
         self._is_recovering = False
-        self._is_short_of_space = False
+        self._space: SpaceGuard | None = None
         self._is_stopping = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="semel-files")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -128,7 +129,9 @@ class Node:
             self._lock = self._disk.lock(self.layout.lock)
             self._identity = load_identity(self._disk, self.layout.identity, self._identity.node_id)
             self._begin(await self._loop.run_in_executor(self._worker, self._build, None, 0, None))
-            self._spawn(self._watch_space())
+            floor_bytes = self.settings.integer("storage.min.free.bytes")
+            self._space = SpaceGuard(self._disk, self.layout.root, floor_bytes)
+            self._spawn(self._watch_space(self._space))
         self._spawn(Upkeep(self).run())
         self._tick()
 
@@ -309,21 +312,9 @@ class Node:
         """Run a job that nobody waits for."""
         self._worker.submit(job.run).add_done_callback(_job_done)
 
-    async def _watch_space(self) -> None:
-        floor_bytes = self.settings.integer("storage.min.free.bytes")
+    async def _watch_space(self, space: SpaceGuard) -> None:
         while True:
-            assert self._disk is not None
-            free_bytes = self._disk.free_bytes(self.layout.root)
-            is_short = free_bytes < floor_bytes
-            if is_short != self._is_short_of_space:
-                self._is_short_of_space = is_short
-                if is_short:
-                    log.error(
-                        "only %d bytes of the disk are free: appends are refused until there is more",
-                        free_bytes,
-                    )
-                else:
-                    log.info("there is room on the disk again: appends are taken")
+            space.look(self.life.journal.end)
             await asyncio.sleep(SPACE_CHECK_S)
 
     def _tick(self) -> None:
@@ -416,7 +407,8 @@ class Node:
         if self._is_recovering and not served.reads_only:
             slot.refuse()
             return
-        if self._is_short_of_space and served.decide is produce:
+        space = self._space
+        if space is not None and served.decide is produce and space.refuses(self.life.journal.end):
             slot.refuse()
             return
         connection = slot.connection

@@ -2,6 +2,7 @@
 
 Produce gets KAFKA_STORAGE_ERROR, coordinators are NOT_COORDINATOR or not available, the controller is busy. A
 request that has no such answer here is met by closing its connection, which every client retries, too.
+Metadata is one: an answer without brokers would be believed, and clients would forget the only one there is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProd
 from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from semel.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from semel.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from semel.wire.messages.metadata import MetadataRequest, MetadataResponse, MetadataResponseTopic
 from semel.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -162,17 +162,6 @@ def _txn_offset_commit(request: TxnOffsetCommitRequest) -> Message:
                 ],
             )
             for topic in request.topics
-        ]
-    )
-
-
-def _metadata(request: MetadataRequest) -> Message:
-    return MetadataResponse(
-        topics=[
-            MetadataResponseTopic(
-                error_code=ErrorCode.LEADER_NOT_AVAILABLE, name=topic.name or "", topic_id=topic.topic_id
-            )
-            for topic in request.topics or ()
         ]
     )
 
@@ -338,7 +327,6 @@ def _alter_client_quotas(request: AlterClientQuotasRequest) -> Message:
 
 _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.PRODUCE: refuse_produce,
-    ApiKey.METADATA: _metadata,
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
     ApiKey.ADD_OFFSETS_TO_TXN: _add_offsets_to_txn,

@@ -63,6 +63,11 @@ class Faults:
         """Let the power fail during the nth operation of all."""
         self._power_loss_at = nth
 
+    def forget(self) -> None:
+        """Let no operation fail any more, nor be short."""
+        self._failures.clear()
+        self._shorts.clear()
+
     def count(self, kind: str) -> int:
         """Note that an operation begins; the error code that it shall fail with, or 0."""
         self.counts[kind] += 1
