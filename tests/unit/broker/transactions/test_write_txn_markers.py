@@ -92,6 +92,13 @@ def test_one_that_the_coordinator_has_open_is_aborted_as_a_whole(bench: Bench, v
     assert bench.offset(stable=True) == -1
 
 
+def test_naming_several_of_its_partitions_aborts_it_once(bench: Bench) -> None:
+    producer = opened(bench)
+    write(producer, index=2)
+    assert ask(bench, marker(*producer.identity, {TOPIC: [0, 2]})) == [NONE, NONE]
+    assert len(bench.markers()) == len(bench.markers(index=2)) == 1
+
+
 @pytest.mark.parametrize("ends", (2, 4, 5))
 def test_its_producer_cannot_commit_afterwards(bench: Bench, ends: int) -> None:
     producer = opened(bench, version=ends)
