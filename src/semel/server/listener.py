@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from typing import Final
 
 from semel.broker.decision import Endpoint
@@ -27,9 +28,16 @@ DRAIN_S: Final = 10.0
 class Server:
     """Starts a node, listens for it, and stops both."""
 
-    def __init__(self, settings: Settings, *, disk: Disk | None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        disk: Disk | None,
+        clock: Clock | None = None,
+        on_fatal: Callable[[], None] = lambda: None,
+    ) -> None:
         self.settings = settings
-        self.node = Node(settings, clock or SystemClock(), disk)
+        self.node = Node(settings, clock or SystemClock(), disk, on_fatal)
         self._intake = Intake(
             settings.integer("socket.request.max.bytes"), settings.integer("queued.max.request.bytes")
         )

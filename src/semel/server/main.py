@@ -35,8 +35,8 @@ def serve(settings: Settings, *, in_memory: bool = False) -> int:
 
 
 async def _serve(settings: Settings, in_memory: bool) -> None:
-    server = Server(settings, disk=None if in_memory else OsDisk())
     stop = asyncio.Event()
+    server = Server(settings, disk=None if in_memory else OsDisk(), on_fatal=stop.set)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, _interrupt, stop)
@@ -47,6 +47,8 @@ async def _serve(settings: Settings, in_memory: bool) -> None:
     await stop.wait()
     log.info("stopping: answering what is under way")
     await server.stop()
+    if server.node.fatal_error is not None:
+        raise server.node.fatal_error
 
 
 def _settle() -> None:

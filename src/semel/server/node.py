@@ -76,8 +76,10 @@ T = TypeVar("T")
 class Node:
     """One broker: its life of the moment, and everything that outlives a life."""
 
-    def __init__(self, settings: Settings, clock: Clock, disk: Disk | None) -> None:
-        """`disk` is None for a broker that keeps everything in memory."""
+    def __init__(
+        self, settings: Settings, clock: Clock, disk: Disk | None, on_fatal: Callable[[], None]
+    ) -> None:
+        """`disk` is None for a broker that keeps everything in memory. `on_fatal` should stop the broker."""
         self.settings = settings
         self.clock = clock
         fault = settings.text("testing.fault")
@@ -101,6 +103,9 @@ class Node:
         self._lock: Lock | None = None
         self._identity = Identity("", settings.integer("node.id"))
         self._life: Life | None = None
+        self.fatal_error: CorruptionError | None = None
+        """Why the broker cannot go on, once `on_fatal` has been called."""
+        self._on_fatal = on_fatal
         self._is_recovering = False
         self._space: SpaceGuard | None = None
         self._is_stopping = False
@@ -291,8 +296,12 @@ class Node:
             try:
                 successor = await self.in_worker(lambda: self._build(durable, synced, life.store))
                 break
-            except CorruptionError:
-                raise
+            except CorruptionError as error:
+                # Time will not help, and a start would refuse just the same: end, so that somebody looks.
+                log.critical("cannot recover: %s", error)
+                self.fatal_error = error
+                self._on_fatal()
+                return
             except StorageError as error:
                 log.warning("cannot recover yet: %s; trying again in %.2f s", error, delay_s)
                 await asyncio.sleep(delay_s)
