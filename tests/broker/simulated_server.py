@@ -163,13 +163,19 @@ class SimulatedServer:
         self._server: Server | None = None
 
     @property
+    def fatal_error(self) -> CorruptionError | None:
+        assert self._server is not None
+        return self._server.node.fatal_error
+
+    @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> SimulatedServer:
         self._locked = None if self.disk is None else LockedDisk(self.disk)
         disk: Disk | None = self._locked
-        self._server = Server(self._settings, disk=disk, clock=self._clock)
+        self.gave_up = threading.Event()
+        self._server = Server(self._settings, disk=disk, clock=self._clock, on_fatal=self.gave_up.set)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="simulated-server", daemon=True)
         self._thread.start()

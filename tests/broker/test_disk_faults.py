@@ -115,6 +115,21 @@ def test_a_failed_write_is_refused_and_the_next_life_takes_it(
     ]
 
 
+def test_a_broker_that_meets_corruption_while_it_recovers_gives_up_and_says_where(
+    server: SimulatedServer, client: RawClient
+) -> None:
+    assert server.disk is not None
+    journal = Path("/data/journal")
+    with server.faults() as faults:
+        (name,) = [name for name in server.disk.listdir(journal) if name.endswith(".journal")]
+        marked = server.disk.content(journal / name).index(b"before 1")
+        server.disk.corrupt(journal / name, marked)
+        faults.fail_next("write", errno.EIO)
+    assert produce(client, "t", batch(b"refused")) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert server.gave_up.wait(RECOVERY_TIMEOUT_S)
+    assert name in str(server.fatal_error)
+
+
 def test_a_short_write_is_a_failed_write(server: SimulatedServer, client: RawClient) -> None:
     with server.faults() as faults:
         faults.shorten(faults.counts["write"] + 1, 20)
