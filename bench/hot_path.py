@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, cast
 
 from semel.cli.load import Load, encode_frame
@@ -117,20 +118,20 @@ async def main() -> None:
     peer = Peer(server)
     peer.send(encode_frame(CreateTopicsRequest(topics=[CreatableTopic(TOPIC, 2, 1)]), 5))
     api_versions = encode_frame(ApiVersionsRequest("x", "1"), 3)
-    measure("api versions", lambda: peer.send(api_versions))
+    measure("api versions", partial(peer.send, api_versions))
     rng = random.Random(1)
     for size in (1, 16, 1000):
         records = [Record(None, rng.randbytes(1000), time.time_ns() // 1_000_000) for _ in range(size)]
         data = TopicProduceData(name=TOPIC, partition_data=[PartitionProduceData(1, build_batch(records))])
         frame = encode_frame(ProduceRequest(acks=-1, timeout_ms=1000, topic_data=[data]), 9)
-        measure(f"produce {size} x 1 KB", lambda frame=frame: peer.send(frame))
+        measure(f"produce {size} x 1 KB", partial(peer.send, frame))
     measure_transactions(peer)
     for size in (1000, 1_000_000):
         asked = FetchPartition(partition=1, fetch_offset=0, partition_max_bytes=size)
         topics = [FetchTopic(topic=TOPIC, partitions=[asked])]
         request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=size, isolation_level=1, topics=topics)
         frame = encode_frame(request, 11)
-        measure(f"fetch {size} bytes", lambda frame=frame: peer.send(frame))
+        measure(f"fetch {size} bytes", partial(peer.send, frame))
     await server.stop()
 
 
