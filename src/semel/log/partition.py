@@ -81,6 +81,10 @@ class PartitionLog:
             if known.epoch <= epoch:
                 return EpochStart(known.epoch, max(end_offset, self.shown_start_offset))
             end_offset = known.start_offset
+        if self.epochs and epoch >= 0:
+            # Older than all that is left: it ended where the first one known began. To say "unknown" would
+            # make a consumer believe that its records are gone, and reset it.
+            return EpochStart(epoch, max(end_offset, self.shown_start_offset))
         return EpochStart(-1, -1)
 
     def epoch_at(self, offset: int) -> int:

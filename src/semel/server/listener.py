@@ -16,11 +16,12 @@ from semel.server.connection import Connection
 from semel.server.intake import Intake
 from semel.server.metrics_endpoint import MetricsEndpoint
 from semel.server.node import Node
-from semel.server.settings import Settings, parse_address
+from semel.server.settings import Settings, join_address, parse_address
 
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
+WILDCARDS: Final = ("", "0.0.0.0", "::")
 DRAIN_S: Final = 10.0
 """How long a stop waits for requests that are being answered."""
 
@@ -48,7 +49,7 @@ class Server:
     @property
     def bootstrap(self) -> str:
         """host:port for clients on this machine."""
-        return f"{self._endpoint.host}:{self._endpoint.port}"
+        return join_address(self._endpoint.host, self._endpoint.port)
 
     async def start(self) -> None:
         raise_descriptor_limit()
@@ -61,7 +62,7 @@ class Server:
         except OSError as error:
             await self.node.stop()
             raise ConfigError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; is another broker running there?"
+                f"cannot listen on {join_address(host, port)}: {error.strerror or error}; is another broker running there?"
             ) from None
         bound = self._listener.sockets[0].getsockname()
         # Before the first connection: a client that waited for us asks at once where we are.
@@ -81,8 +82,11 @@ class Server:
         if text:
             advertised_host, advertised_port = parse_address(text, "advertised.listeners")
             return Endpoint(advertised_host, advertised_port or port)
+        if host not in WILDCARDS:
+            return Endpoint(host, port)
         # A wildcard is an address to listen on, not one to connect to.
-        return Endpoint("127.0.0.1" if host in ("", "0.0.0.0", "::") else host, port)
+        log.warning("clients are told 127.0.0.1; set advertised.listeners to let others in than this machine")
+        return Endpoint("127.0.0.1", port)
 
     def _accept(self) -> Connection:
         return Connection(self.node, self._intake, self._endpoint, self.node.clock.monotonic_ms)

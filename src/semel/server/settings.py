@@ -27,7 +27,11 @@ _OWN: Final = (
         "listeners", _S, "127.0.0.1:9092", "", "host:port to listen on; port 0 takes a free one"
     ),
     ConfigDefinition(
-        "advertised.listeners", _S, "", "", "host:port that clients are told; empty for the one listened on"
+        "advertised.listeners",
+        _S,
+        "",
+        "",
+        "host:port that clients are told; empty: the one listened on, 127.0.0.1 for a wildcard",
     ),
     ConfigDefinition(
         "metrics.listeners", _S, "", "", "host:port to serve Prometheus metrics on; empty for not at all"
@@ -358,3 +362,8 @@ def parse_address(text: str, setting: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{setting} must be host:port, such as 127.0.0.1:9092, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """What `parse_address` takes apart; an IPv6 address goes in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

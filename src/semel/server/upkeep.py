@@ -12,6 +12,7 @@ from semel.broker.topics import Partition
 from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
 from semel.log.settings import UNLIMITED
+from semel.server.checkpoint import InWorker
 from semel.server.life import Life
 from semel.storage.partition import PartitionStore
 
@@ -65,7 +66,12 @@ class Upkeep:
                 await asyncio.sleep(0)
 
     def _retain(self, partition: Partition) -> None:
-        moved = retention(self._node.life, partition, self._node.clock.wall_ms())
+        try:
+            moved = retention(self._node.life, partition, self._node.clock.wall_ms())
+        except StorageError as error:
+            # One partition that cannot be read must not keep the others from their retention.
+            log.warning("%s-%d cannot be looked at: %s", partition.topic.name, partition.index, error)
+            return
         if moved is None:
             return
         self._submit(Decision(None, [moved]))
@@ -98,33 +104,40 @@ class Upkeep:
         life = self._node.life
         if life.is_over:
             return
-        view = life.store.partition(partition.topic.topic_id, partition.index)
         if self._node.is_in_memory:
-            _count_as_flushed(view)
-        last_batches = {
-            producer.producer_id: producer.batches[-1].last_offset
-            for producer in partition.log.producers.values()
-            if producer.batches
-        }
-        job = view.begin_compaction(
-            self._node.clock.wall_ms(),
-            partition.topic.settings.log,
-            partition.log.last_stable_offset,
-            last_batches,
-        )
-        while job is not None:
-            try:
-                await self._node.in_worker(job.run)
-            except StorageError as error:
-                log.warning("%s-%d was not compacted: %s", partition.topic.name, partition.index, error)
-                return
-            job = view.finish_compaction(job)
+            _count_as_flushed(life.store.partition(partition.topic.topic_id, partition.index))
+        await compact(life, partition, self._node.clock.wall_ms(), self._node.in_worker)
 
     def close_idle(self) -> None:
         now_ms = self._node.clock.monotonic_ms()
         for connection in tuple(self._node.connections):
             if now_ms - connection.last_active_ms > self._idle_limit_ms:
                 connection.close(f"nothing heard for {self._idle_limit_ms} ms (connections.max.idle.ms)")
+
+
+async def compact(life: Life, partition: Partition, now_ms: int, in_worker: InWorker) -> None:
+    """Compact a partition if it needs it. What the disk keeps it from is left to the next time."""
+    view = life.store.partition(partition.topic.topic_id, partition.index)
+    last_batches = {
+        producer.producer_id: producer.batches[-1].last_offset
+        for producer in partition.log.producers.values()
+        if producer.batches
+    }
+    name = f"{partition.topic.name}-{partition.index}"
+    try:
+        job = view.begin_compaction(
+            now_ms, partition.topic.settings.log, partition.log.last_stable_offset, last_batches
+        )
+    except StorageError as error:
+        log.warning("%s cannot be compacted: %s", name, error)
+        return
+    while job is not None:
+        try:
+            await in_worker(job.run)
+        except StorageError as error:
+            log.warning("%s was not compacted: %s", name, error)
+            return
+        job = view.finish_compaction(job)
 
 
 def _count_as_flushed(view: PartitionStore) -> None:
