@@ -11,7 +11,6 @@ from semel.broker.groups.consumer import (
     NOTHING,
     ConsumerMember,
     ConsumerMembership,
-    MemberState,
     by_topic,
     preferred_assignor,
     reconciled,
@@ -75,9 +74,6 @@ class ConsumerStep:
     def rename(self, member: ConsumerMember, member_id: str) -> ConsumerMember:
         """A static member is back under another id, and takes over what it had."""
         twin = member.copy(member_id)
-        twin.epoch = twin.previous_epoch = 0
-        twin.state = MemberState.STABLE
-        twin.revoking = NOTHING
         del self.members[member.member_id]
         self._removed.add(member.member_id)
         self.members[member_id] = twin

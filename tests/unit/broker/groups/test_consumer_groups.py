@@ -358,6 +358,9 @@ def test_a_static_member_that_is_away_keeps_its_place() -> None:
     assert membership_of(bench).epoch == epoch, "nobody else has to move"
     assert set(membership_of(bench).members) == {"a2", "b"}
     assert away.beat() == ErrorCode.FENCED_INSTANCE_ID
+    converge(back, here)
+    assert membership_of(bench).epoch == epoch
+    assert set(membership_of(bench).targets) == {"a2", "b"}
 
 
 def test_a_static_member_that_stays_away_loses_its_place() -> None:
@@ -442,6 +445,9 @@ def test_heartbeats_without_news_are_not_journaled() -> None:
     entries = len(bench.journal)
     for _ in range(5):
         client.beat()
+    everything = client.join_request()
+    everything.member_epoch, everything.topic_partitions = client.epoch, topic_partitions(client.owned)
+    assert client.send(everything).assignment is not None
     assert len(bench.journal) == entries
 
 

@@ -87,6 +87,7 @@ def test_a_simple_consumer_commits_and_fetches() -> None:
     assert (found.committed_offset, found.committed_leader_epoch, found.metadata) == (42, -1, "note")
     assert bench.fetch("events", 0).committed_offset == -1
     assert bench.fetch("events", 0).metadata == ""
+    assert bench.fetch("unknown").error_code == 0
 
 
 def test_offsets_survive_a_restart() -> None:
@@ -338,9 +339,10 @@ def test_pending_offsets_and_their_order_survive_restart_and_snapshot() -> None:
     bench.broker.groups.load(part)
     assert bench.fetch("events", stable=True).error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
     assert bench.fetch("events").committed_offset == 9
+    bench.commit("events", 8, partition=1)
     end(bench, committed=True)
     assert bench.fetch("events", stable=True).committed_offset == 9
-    assert bench.fetch("events", 1, stable=True).committed_offset == 6
+    assert bench.fetch("events", 1, stable=True).committed_offset == 8, "it was written after the snapshot"
 
 
 def test_a_deleted_offset_does_not_come_back_with_a_commit() -> None:
@@ -353,6 +355,17 @@ def test_a_deleted_offset_does_not_come_back_with_a_commit() -> None:
     end(bench, committed=True)
     assert bench.fetch("events").committed_offset == -1
     assert bench.fetch("events", 1).committed_offset == 6
+    hold(bench, topic_id, 7, producer_id=8)
+    assert delete(bench, "events") == (0, 0)
+    assert not bench.group.offsets.pending, "a transaction that holds nothing does not keep the group"
+
+
+def test_the_end_of_a_transaction_without_offsets_here_is_nothing() -> None:
+    bench = Bench()
+    bench.create_topic("events")
+    bench.commit("events", 1)
+    end(bench, committed=True)
+    assert bench.fetch("events", stable=True).committed_offset == 1
 
 
 def test_a_transaction_of_a_member_is_checked_against_the_group() -> None:
