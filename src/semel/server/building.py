@@ -115,6 +115,7 @@ def build_life(
     )
     life = host.new_life(broker, store, journal)
     life.dirty = replay.dirty
+    life.snapshot_at = 0 if snapshot is None else snapshot.highest_stamp
     return life
 
 

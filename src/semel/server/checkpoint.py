@@ -61,8 +61,9 @@ class Checkpointer:
         self._elapsed_s = elapsed_s
         self._snapshot_every = settings.integer("snapshot.interval.bytes")
         self._flush_every = settings.integer("flush.interval.bytes")
-        self._snapshot_at = self._journal.end
-        self._flushed_at = self._journal.end
+        # From where the life before left off: short lives must not add up to a journal without end.
+        self._snapshot_at = life.snapshot_at
+        self._flushed_at = min(life.dirty.values(), default=self._journal.end)
         self._in_last: dict[PartitionStore, Flushed] = {}
         """What the snapshot before says is flushed; that is as far back as a recovery goes."""
 

@@ -84,6 +84,8 @@ class Life:
         """Partitions with batches that are not flushed: where in the journal the first of them may lie."""
         self._is_torn = False
         """Something was applied that the journal did not take: nothing may be answered from this state."""
+        self.snapshot_at = journal.end
+        """Up to where the newest snapshot reaches."""
         self._in_background = in_background
         self._metrics = metrics or Metrics()
         self._watchers: dict[Partition, set[Callable[[], None]]] = {}

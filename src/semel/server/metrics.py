@@ -68,22 +68,22 @@ class Metrics:
     def deciding(self, broker: Broker, entries: Iterable[Entry]) -> bool:
         """Count what is about to be applied; tells whether a transaction commits by it."""
         commits = False
+        started: set[str] = set()
         for entry in entries:
             if isinstance(entry, Append):
                 if entry.header.is_control:
                     self.markers += 1
             elif isinstance(entry, TransactionJoined):
-                self.transactions_started += not broker.transactions.by_id[entry.transactional_id].is_open
+                if not broker.transactions.by_id[entry.transactional_id].is_open:
+                    started.add(entry.transactional_id)
             elif isinstance(entry, TransactionEnded):
                 commits = commits or entry.committed
-                self._ended(entry)
+                if entry.committed:
+                    self.transactions_committed += 1
+                elif broker.transactions.by_id[entry.transactional_id].is_open:
+                    self.transactions_aborted += 1
+        self.transactions_started += len(started)
         return commits
-
-    def _ended(self, entry: TransactionEnded) -> None:
-        if entry.committed:
-            self.transactions_committed += 1
-        else:
-            self.transactions_aborted += 1
 
     def render(self, broker: Broker, connections: int, now_ms: int) -> str:
         """All figures, as Prometheus reads them."""

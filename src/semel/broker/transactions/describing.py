@@ -78,13 +78,14 @@ def _described(broker: Broker, transactional_id: str) -> described.TransactionSt
         topic = broker.catalog.by_id.get(topic_id)
         if topic is not None:
             partitions.setdefault(topic.name, []).append(index)
+    writer_id, writer_epoch = transaction.writer
     return described.TransactionState(
         transactional_id=transactional_id,
         transaction_state=transaction.state.label,
         transaction_timeout_ms=NO_TIMEOUT_MS if transaction.two_phase else transaction.timeout_ms,
         transaction_start_time_ms=transaction.started_ms,
-        producer_id=transaction.producer_id,
-        producer_epoch=transaction.epoch,
+        producer_id=writer_id,
+        producer_epoch=writer_epoch,
         topics=[
             described.TopicData(topic=name, partitions=sorted(indexes))
             for name, indexes in sorted(partitions.items())
@@ -106,7 +107,7 @@ def list_transactions(
     def is_wanted(transaction: Transaction) -> bool:
         if request.state_filters and transaction.state not in states:
             return False
-        if request.producer_id_filters and transaction.producer_id not in request.producer_id_filters:
+        if request.producer_id_filters and transaction.writer[0] not in request.producer_id_filters:
             return False
         is_young = not transaction.is_open or now.wall_ms - transaction.started_ms < request.duration_filter
         if request.duration_filter >= 0 and is_young:
@@ -119,7 +120,7 @@ def list_transactions(
             transaction_states=[
                 listed.TransactionState(
                     transactional_id=transaction.transactional_id,
-                    producer_id=transaction.producer_id,
+                    producer_id=transaction.writer[0],
                     transaction_state=transaction.state.label,
                 )
                 for transaction in broker.transactions.by_id.values()

@@ -28,7 +28,7 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
     raises_epoch = caller.api_version >= RAISES_EPOCH_SINCE
     named = (request.producer_id, request.producer_epoch)
     if named != (transaction.producer_id, transaction.epoch):
-        return _by_another_identity(transaction, request, caller, raises_epoch)
+        return _by_another_identity(broker, transaction, request, caller, raises_epoch)
     if transaction.is_open:
         successor = raised(broker, transaction) if raises_epoch else None
     elif raises_epoch and not request.committed:
@@ -55,7 +55,7 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
 
 
 def _by_another_identity(
-    transaction: Transaction, request: EndTxnRequest, caller: Caller, raises_epoch: bool
+    broker: Broker, transaction: Transaction, request: EndTxnRequest, caller: Caller, raises_epoch: bool
 ) -> Decision:
     """A retry of the request that raised the epoch, somebody whose time ran out, or somebody fenced."""
     named = (request.producer_id, request.producer_epoch)
@@ -70,7 +70,7 @@ def _by_another_identity(
         return _refused(ErrorCode.INVALID_TXN_STATE)
     if request.producer_id not in (transaction.producer_id, transaction.last_producer_id):
         return _refused(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-    return _refused(fenced(ApiKey.END_TXN, caller.api_version))
+    return _refused(fenced(broker.counters, ApiKey.END_TXN, caller.api_version))
 
 
 def _refused(error: ErrorCode) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.broker.counters import Counters
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 
@@ -23,8 +24,9 @@ _ABORTABLE_SINCE: Final[dict[int, int]] = {
 }
 
 
-def fenced(api: ApiKey, version: int) -> ErrorCode:
+def fenced(counters: Counters, api: ApiKey, version: int) -> ErrorCode:
     """Another instance has taken over."""
+    counters.fenced += 1
     since = _PRODUCER_FENCED_SINCE.get(api)
     if since is not None and version >= since:
         return ErrorCode.PRODUCER_FENCED

@@ -40,8 +40,7 @@ def find(
     if transaction is None or transaction.producer_id != producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING
     if transaction.epoch != epoch:
-        broker.counters.fenced += 1
-        return fenced(api, version)
+        return fenced(broker.counters, api, version)
     if transaction.is_kept:
         return abortable(api, version)  # A prepared transaction may only be ended.
     return transaction

@@ -114,6 +114,13 @@ class Transaction:
         """Open, but taken over by a new identity that may only end it."""
         return self.is_open and (self.open_producer_id, self.open_epoch) != (self.producer_id, self.epoch)
 
+    @property
+    def writer(self) -> tuple[int, int]:
+        """The producer id and epoch to know it by in its partitions: of the open transaction, or the next."""
+        if self.is_open:
+            return self.open_producer_id, self.open_epoch
+        return self.producer_id, self.epoch
+
     def part(self) -> TransactionPart:
         """As a snapshot has it."""
         return TransactionPart(

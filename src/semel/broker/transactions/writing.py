@@ -55,7 +55,7 @@ class Writer:
         owner = self._broker.transactions.by_producer_id.get(header.producer_id)
         if owner is not None and header.producer_epoch != owner.epoch:
             raise Refused(
-                fenced(ApiKey.PRODUCE, self._version),
+                fenced(self._broker.counters, ApiKey.PRODUCE, self._version),
                 f"producer {header.producer_id} has epoch {owner.epoch}, not {header.producer_epoch}",
             )
 
