@@ -218,8 +218,12 @@ async def test_what_may_be_prepared_is_aborted_by_force_only(start_broker: Start
         assert (described["two_phase"], described["timeout_ms"]) == (True, None)
         refused = await asyncio.to_thread(shell.run, "abort", topic)
         assert (refused.returncode, "its other half" in refused.stderr) == (1, True)
+        assert "semel txn abort --force" in refused.stderr
         assert (await shell.json("describe", topic))["state"] == "Ongoing"
-        await shell.text("abort", topic, "--force")
+        (blocking,) = await shell.json("find-hanging", "--longer-than", "0s")
+        assert (blocking["transactional_id"], blocking["two_phase"]) == (topic, True)
+        assert "let its application recover" in await shell.text("find-hanging", "--longer-than", "0s")
+        await shell.text(*blocking["remedy"].split()[2:])
         with pytest.raises(FencedError):
             await producer.complete(Outcome.COMMIT)
         assert await read_committed(cluster, topic) == [[]]

@@ -27,6 +27,10 @@ MILLIS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_0
 DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 # Twice what a transaction may take by default: the broker aborts others by itself.
 DEFAULT_LONGER_THAN: Final = "30m"
+TWO_PHASE_ADVICE: Final = (
+    "A two-phase transaction may be prepared, and its other half committed elsewhere: let its application "
+    "recover, and abort it only if it never will."
+)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -172,6 +176,7 @@ def find_hanging(longer_than: int, topic: str | None, internal: bool, bootstrap:
             "PRODUCER ID",
             "EPOCH",
             "TRANSACTIONAL ID",
+            "TWO-PHASE",
             "OPEN FOR",
             "FROM OFFSET",
             "LAG",
@@ -183,6 +188,7 @@ def find_hanging(longer_than: int, topic: str | None, internal: bool, bootstrap:
                 each.producer.identity.producer_id,
                 each.producer.identity.producer_epoch,
                 each.transactional_id,
+                each.is_two_phase,
                 _duration_text(each.open_for_ms),
                 each.producer.start_offset,
                 each.lag,
@@ -191,6 +197,8 @@ def find_hanging(longer_than: int, topic: str | None, internal: bool, bootstrap:
             for each in found
         ],
     )
+    if any(each.is_two_phase for each in found):
+        click.echo(f"\n{TWO_PHASE_ADVICE}")
 
 
 async def _find_hanging(
@@ -315,6 +323,7 @@ def _blocking_json(blocking: BlockingTransaction) -> dict[str, object]:
         **_producer_json(blocking.producer),
         "transactional_id": blocking.transactional_id,
         "hanging": blocking.is_hanging,
+        "two_phase": blocking.is_two_phase,
         "open_for_ms": blocking.open_for_ms,
         "last_stable_offset": blocking.last_stable_offset,
         "end_offset": blocking.end_offset,
@@ -325,7 +334,8 @@ def _blocking_json(blocking: BlockingTransaction) -> dict[str, object]:
 
 def _remedy(blocking: BlockingTransaction) -> str:
     if blocking.transactional_id is not None:
-        return f"semel txn abort {shlex.quote(blocking.transactional_id)}"
+        force = "--force " if blocking.is_two_phase else ""
+        return f"semel txn abort {force}{shlex.quote(blocking.transactional_id)}"
     where = blocking.producer.where
     producer_id = blocking.producer.identity.producer_id
     return f"semel txn abort --topic {where.topic} -p {where.partition} --producer-id {producer_id}"

@@ -111,6 +111,8 @@ class BlockingTransaction:
     open_for_ms: int | None
     last_stable_offset: int
     end_offset: int
+    is_two_phase: bool = False
+    """Whether it may be prepared; it takes force to abort it then."""
 
     @property
     def is_hanging(self) -> bool:
@@ -268,6 +270,7 @@ class TransactionAdmin:
                         open_for_ms,
                         stable[each.where],
                         ends[each.where],
+                        owner is not None and owner.is_two_phase,
                     )
                 )
         return found
@@ -311,7 +314,8 @@ class TransactionAdmin:
         if before.is_open and before.is_two_phase and not force:
             raise FatalError(
                 f"the transaction of {transactional_id!r} is one of two-phase commit: if it is prepared, its "
-                "other half may have been committed elsewhere. Let its application recover, or use force",
+                "other half may have been committed elsewhere. Let its application recover; if it never will, "
+                "abort with force (`semel txn abort --force`)",
                 ErrorCode.INVALID_TXN_STATE,
             )
         timeout_ms = min(max(before.timeout_ms, 1), ABORT_TIMEOUT_MS)

@@ -60,5 +60,7 @@ def test_the_remedy_can_be_pasted_into_a_shell() -> None:
     producer = ActiveProducer(TopicPartition("t", 3), ProducerIdentity(7, 0), 0, 0, 0, 0)
     named = BlockingTransaction(producer, "it's; rm", 0, 0, 1)
     assert _remedy(named) == """semel txn abort 'it'"'"'s; rm'"""
+    two_phase = BlockingTransaction(producer, "2pc", 0, 0, 1, is_two_phase=True)
+    assert _remedy(two_phase) == "semel txn abort --force 2pc"
     unnamed = BlockingTransaction(producer, None, None, 0, 1)
     assert _remedy(unnamed) == "semel txn abort --topic t -p 3 --producer-id 7"

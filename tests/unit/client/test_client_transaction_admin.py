@@ -8,7 +8,12 @@ import pytest
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.producer import ProducerIdentity
-from semel.client.transaction_admin import ActiveProducer, DescribedTransaction, TransactionAdmin
+from semel.client.transaction_admin import (
+    NO_TIMEOUT_MS,
+    ActiveProducer,
+    DescribedTransaction,
+    TransactionAdmin,
+)
 
 HERE = TopicPartition("t", 0)
 ELSEWHERE = TopicPartition("t", 1)
@@ -20,11 +25,16 @@ def writing(producer_id: int, start_offset: int | None = 5, where: TopicPartitio
 
 
 def known(
-    producer_id: int, *, state: str = "Ongoing", open_for_ms: int = 0, where: TopicPartition = HERE
+    producer_id: int,
+    *,
+    state: str = "Ongoing",
+    open_for_ms: int = 0,
+    where: TopicPartition = HERE,
+    timeout_ms: int = 1,
 ) -> DescribedTransaction:
     start_ms = int(time.time() * 1000) - open_for_ms
     return DescribedTransaction(
-        f"id-{producer_id}", 1, state, ProducerIdentity(producer_id, 0), 1, start_ms, (where,)
+        f"id-{producer_id}", 1, state, ProducerIdentity(producer_id, 0), timeout_ms, start_ms, (where,)
     )
 
 
@@ -69,6 +79,12 @@ async def test_what_a_coordinator_knows_is_shown_when_it_is_old() -> None:
     assert (found.transactional_id, found.is_hanging) == ("id-1", False)
     assert found.open_for_ms is not None
     assert found.open_for_ms >= 2 * MINUTE_MS
+
+
+async def test_what_may_be_prepared_is_told_from_the_rest() -> None:
+    owners = [known(1, timeout_ms=NO_TIMEOUT_MS), known(2, timeout_ms=NO_TIMEOUT_MS - 1)]
+    found = await Told([writing(1), writing(2), writing(3)], owners).find_blocking(0)
+    assert [each.is_two_phase for each in found] == [True, False, False]
 
 
 @pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort", "Dead"])
