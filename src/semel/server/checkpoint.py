@@ -71,13 +71,23 @@ class Checkpointer:
         """Until the life is over. Raises StorageError if a flush fails, and then the life must end."""
         while not self.life.is_over:
             await asyncio.sleep(LOOK_EVERY_S)
-            if self._journal.end - self._flushed_at >= self._flush_every:
+            if self._is_flush_due:
                 await self.flush()
                 await self._try_snapshot()
             elif self._journal.end - self._snapshot_at >= self._snapshot_every:
                 await self._try_snapshot()
             elif not self._journal.reserve_ready:
                 self._journal.restore_reserve()
+
+    @property
+    def _is_flush_due(self) -> bool:
+        return self._journal.end - self._flushed_at >= self._flush_every
+
+    async def close(self) -> None:
+        """The last checkpoint of a life that ends in good order: the next start has little to read."""
+        if self._is_flush_due:
+            await self.flush()
+        await self.snapshot()
 
     async def _try_snapshot(self) -> None:
         """A snapshot that fails harms nobody: the journal is kept, and the next one is tried in its time."""

@@ -152,7 +152,7 @@ class Node:
             assert isinstance(life.journal, JournalWriter)
             journal = life.journal
             try:
-                await Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker).snapshot()
+                await Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker).close()
             except StorageError as error:
                 log.warning("no snapshot at the end, the next start replays more of the journal: %s", error)
             await self._loop.run_in_executor(self._worker, journal.close)
