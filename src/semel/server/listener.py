@@ -62,7 +62,8 @@ class Server:
         except OSError as error:
             await self.node.stop()
             raise ConfigError(
-                f"cannot listen on {join_address(host, port)}: {error.strerror or error}; is another broker running there?"
+                f"cannot listen on {join_address(host, port)}: {error.strerror or error}; "
+                "is another broker running there?"
             ) from None
         bound = self._listener.sockets[0].getsockname()
         # Before the first connection: a client that waited for us asks at once where we are.

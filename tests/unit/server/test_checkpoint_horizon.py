@@ -1,4 +1,4 @@
-"""Claims about what a start must read: what came since the last checkpoint, however often a broker was started."""
+"""Claims about what a start must read: what came since the last checkpoint, and not all that ever came."""
 
 from pathlib import Path
 
