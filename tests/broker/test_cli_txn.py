@@ -20,6 +20,7 @@ from semel.client.errors import check
 from semel.client.metadata import TopicPartition
 from semel.client.producer import Producer, ProducerIdentity, TransactionScope
 from semel.client.shared_transaction import Outcome, TransactionOptions
+from semel.client.transaction_admin import STATES
 from semel.client.transactional_producer import TransactionalProducer
 from semel.errors import AbortableError, FencedError
 from semel.wire.messages.incremental_alter_configs import (
@@ -105,6 +106,7 @@ async def test_what_is_open_is_seen_found_and_aborted(shell: Shell, topic: str) 
 async def see(shell: Shell, topic: str, identity: ProducerIdentity) -> None:
     (listed,) = await shell.json("list", "--state", "Ongoing", "--match", f".*{topic[-6:]}")
     assert (listed["transactional_id"], listed["producer_id"]) == (topic, identity.producer_id)
+    assert listed["two_phase"] is False
     assert await shell.json("list", "--state", "Ongoing", "--match", topic[:-1]) == []
     assert await shell.json("list", "--longer-than", "1h", "--match", topic) == []
     described = await shell.json("describe", topic)
@@ -216,6 +218,8 @@ async def test_what_may_be_prepared_is_aborted_by_force_only(start_broker: Start
         await producer.prepare()
         described = await shell.json("describe", topic)
         assert (described["two_phase"], described["timeout_ms"]) == (True, None)
+        (listed,) = await shell.json("list")
+        assert (listed["transactional_id"], listed["two_phase"]) == (topic, True)
         refused = await asyncio.to_thread(shell.run, "abort", topic)
         assert (refused.returncode, "its other half" in refused.stderr) == (1, True)
         assert "semel txn abort --force" in refused.stderr
@@ -227,6 +231,8 @@ async def test_what_may_be_prepared_is_aborted_by_force_only(start_broker: Start
         with pytest.raises(FencedError):
             await producer.complete(Outcome.COMMIT)
         assert await read_committed(cluster, topic) == [[]]
+        (listed,) = await shell.json("list")
+        assert (listed["transactional_id"], listed["two_phase"]) == (topic, None)  # nothing is open
 
 
 async def test_what_nobody_knows_is_exit_code_4(shell: Shell) -> None:
@@ -240,4 +246,6 @@ async def test_what_nobody_knows_is_exit_code_4(shell: Shell) -> None:
 
 async def test_a_state_that_does_not_exist_is_named(shell: Shell) -> None:
     done = await asyncio.to_thread(shell.run, "list", "--state", "Ungoing")
-    assert (done.returncode, "no such state: Ungoing" in done.stderr) == (1, True)
+    assert (done.returncode, "no such state: Ungoing; there are Empty, Ongoing," in done.stderr) == (1, True)
+    for state in STATES:
+        await shell.text("list", "--state", state)

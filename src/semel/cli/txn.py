@@ -15,6 +15,7 @@ from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.transaction_admin import (
     ANY_DURATION,
+    STATES,
     ActiveProducer,
     BlockingTransaction,
     DescribedTransaction,
@@ -47,9 +48,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@click.option(
-    "--state", "states", multiple=True, metavar="STATE", help="Only these: Ongoing, CompleteCommit, ..."
-)
+@click.option("--state", "states", multiple=True, metavar="STATE", help=f"Only these: {', '.join(STATES)}.")
 @click.option("--producer-id", "producer_ids", multiple=True, type=int, help="Only of these producers.")
 @click.option(
     "--longer-than",
@@ -68,25 +67,40 @@ def list_transactions(
     bootstrap: str,
     output: str,
 ) -> None:
-    """List transactional ids and the state of each."""
+    """List transactional ids and the state of each; of open transactions, whether they are two-phase."""
     pattern = _pattern(match)
     duration_ms = ANY_DURATION if longer_than is None else longer_than
-    listed = run_with_cluster(bootstrap, partial(_list, states, producer_ids, duration_ms))
-    shown = [each for each in listed if pattern.fullmatch(each.transactional_id)]
-    rows = [(each.transactional_id, each.state, each.producer_id, each.coordinator_id) for each in shown]
+    shown, two_phase = run_with_cluster(bootstrap, partial(_list, states, producer_ids, duration_ms, pattern))
+    rows = [
+        (
+            each.transactional_id,
+            each.state,
+            two_phase.get(each.transactional_id),
+            each.producer_id,
+            each.coordinator_id,
+        )
+        for each in shown
+    ]
     if output == "json":
-        fields = ("transactional_id", "state", "producer_id", "coordinator")
+        fields = ("transactional_id", "state", "two_phase", "producer_id", "coordinator")
         print_json([dict(zip(fields, row, strict=True)) for row in rows])
     else:
-        print_table(("TRANSACTIONAL ID", "STATE", "PRODUCER ID", "COORDINATOR"), rows)
+        print_table(("TRANSACTIONAL ID", "STATE", "TWO-PHASE", "PRODUCER ID", "COORDINATOR"), rows)
 
 
 async def _list(
-    states: tuple[str, ...], producer_ids: tuple[int, ...], longer_than_ms: int, cluster: Cluster
-) -> list[ListedTransaction]:
-    return await TransactionAdmin(cluster).list_transactions(
+    states: tuple[str, ...],
+    producer_ids: tuple[int, ...],
+    longer_than_ms: int,
+    pattern: re.Pattern[str],
+    cluster: Cluster,
+) -> tuple[list[ListedTransaction], dict[str, bool]]:
+    admin = TransactionAdmin(cluster)
+    listed = await admin.list_transactions(
         states=states, producer_ids=producer_ids, longer_than_ms=longer_than_ms
     )
+    shown = [each for each in listed if pattern.fullmatch(each.transactional_id)]
+    return shown, await admin.two_phase_ids(shown)
 
 
 @command.command

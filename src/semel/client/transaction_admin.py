@@ -48,6 +48,17 @@ from semel.wire.messages.write_txn_markers import (
 ONGOING: Final = "Ongoing"
 # In these the coordinator has something to end, or is about to.
 OPEN_STATES: Final = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
+# All that a coordinator may say; Kafka and Semel have the same.
+STATES: Final = (
+    "Empty",
+    ONGOING,
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
 NO_START: Final = -1
 ANY_DURATION: Final = -1
 DURATION_FILTER_SINCE: Final = 1
@@ -167,7 +178,9 @@ class TransactionAdmin:
             check(response.error_code, f"the transactions of broker {broker.node_id} could not be listed")
             if response.unknown_state_filters:
                 raise broker_error(
-                    ErrorCode.INVALID_REQUEST, f"no such state: {', '.join(response.unknown_state_filters)}"
+                    ErrorCode.INVALID_REQUEST,
+                    f"no such state: {', '.join(response.unknown_state_filters)}; "
+                    f"there are {', '.join(STATES)}",
                 )
             found += [
                 ListedTransaction(
@@ -200,6 +213,11 @@ class TransactionAdmin:
             answers = await self._cluster.retry(partial(self._describe_many, coordinator_id, request))
             found += [_described(answer, coordinator_id) for answer in answers if not answer.error_code]
         return found
+
+    async def two_phase_ids(self, listed: Sequence[ListedTransaction]) -> dict[str, bool]:
+        """Of those that are open, whether each is of two-phase commit; only a description says so."""
+        described = await self.describe_listed([each for each in listed if each.state in OPEN_STATES])
+        return {each.transactional_id: each.is_two_phase for each in described}
 
     async def _describe_many(
         self, coordinator_id: int, request: DescribeTransactionsRequest
@@ -314,8 +332,8 @@ class TransactionAdmin:
         if before.is_open and before.is_two_phase and not force:
             raise FatalError(
                 f"the transaction of {transactional_id!r} is one of two-phase commit: if it is prepared, its "
-                "other half may have been committed elsewhere. Let its application recover; if it never will, "
-                "abort with force (`semel txn abort --force`)",
+                "other half may have been committed elsewhere. Let its application recover, or, if it never "
+                "will, abort with force (`semel txn abort --force`)",
                 ErrorCode.INVALID_TXN_STATE,
             )
         timeout_ms = min(max(before.timeout_ms, 1), ABORT_TIMEOUT_MS)
