@@ -55,11 +55,13 @@ def command(
         total.add(tally)
         failures += failed
     failures.sort(key=lambda failure: failure.seed)
-    _report(total, failures, time.monotonic() - began_s, output)
+    again = f"--steps {steps}" + ("" if fault == NO_FAULT else f" --fault {fault}")
+    _report(total, failures, time.monotonic() - began_s, again, output)
     sys.exit(1 if failures else 0)
 
 
-def _report(total: Tally, failures: list[Failure], elapsed_s: float, output: str) -> None:
+def _report(total: Tally, failures: list[Failure], elapsed_s: float, again: str, output: str) -> None:
+    """`again`: the options that decide, besides the seed, what a seed does."""
     if output == "json":
         report = {**asdict(total), "elapsed_s": elapsed_s, "failures": [asdict(item) for item in failures]}
         click.echo(json.dumps(report))
@@ -72,7 +74,7 @@ def _report(total: Tally, failures: list[Failure], elapsed_s: float, output: str
     for failure in failures[:SHOWN_FAILURES]:
         click.echo(
             f"seed {failure.seed} broke at step {failure.step}: {failure.text}\n"
-            f"  play it again: semel simulate --seed {failure.seed}"
+            f"  play it again: semel simulate --seed {failure.seed} {again}"
         )
     if len(failures) > SHOWN_FAILURES:
         click.echo(f"and {len(failures) - SHOWN_FAILURES} more seeds")
