@@ -27,6 +27,7 @@ from semel.broker.journal_messages import (
     TopicCreated,
     TopicDeleted,
 )
+from semel.broker.limit_warnings import LimitWarnings
 from semel.broker.producer_ids import ProducerIds
 from semel.broker.quotas import Quotas
 from semel.broker.topics import Catalog, Partition, Topic
@@ -127,6 +128,7 @@ class Broker:
         self.quotas = Quotas()
         self.transactions = Transactions()
         self.transaction_deadlines: Deadlines[str] = Deadlines()
+        self.limit_warnings = LimitWarnings()
         self.groups = Groups(group_settings or GroupSettings())
         self.catalog_stamp = 0
         """The journal position that a loaded snapshot of the catalog covers."""

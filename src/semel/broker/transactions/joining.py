@@ -12,6 +12,7 @@ from typing import Final
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
+from semel.broker.refusal import Refused
 from semel.broker.topics import Partition
 from semel.broker.transaction_messages import JoinedPartition, TransactionJoined
 from semel.broker.transactions.errors import abortable, fenced
@@ -30,6 +31,8 @@ from semel.wire.messages.add_partitions_to_txn import (
 )
 
 _BATCHED_SINCE: Final = 4
+_MAX_PARTITIONS: Final = "transaction.max.partitions"
+_MAX_OPEN: Final = "max.open.transactions"
 
 
 def find(
@@ -54,8 +57,8 @@ def join(
     partitions: Sequence[Partition] = (),
     group: str | None = None,
     joining: int = 0,
-) -> TransactionJoined | ErrorCode | None:
-    """The entry by which these join the transaction; None if they are in it; an error if it may not grow.
+) -> TransactionJoined | Refused | None:
+    """The entry by which these join the transaction; None if they are in it; a refusal if it may not grow.
 
     `joining` is how many join by the same request before these. Groups count like partitions.
     """
@@ -70,11 +73,19 @@ def join(
     limits = broker.limits
     size = len(transaction.partitions) + len(transaction.groups) + joining + len(joined) + len(groups)
     if size > limits.max_transaction_partitions:
-        return ErrorCode.POLICY_VIOLATION
+        reason = (
+            f"the transaction of {transaction.transactional_id!r} ({transaction.principal}) would have "
+            f"{size} partitions and groups, and {_MAX_PARTITIONS} is {limits.max_transaction_partitions}"
+        )
+        return _at_limit(broker, _MAX_PARTITIONS, reason, now)
     if not transaction.is_open:
         open_count = broker.transactions.open_by_principal.get(transaction.principal, 0)
         if open_count >= limits.max_open_transactions:
-            return ErrorCode.POLICY_VIOLATION
+            reason = (
+                f"{transaction.transactional_id!r} cannot begin a transaction: {transaction.principal} has "
+                f"{open_count} open, and {_MAX_OPEN} is {limits.max_open_transactions}"
+            )
+            return _at_limit(broker, _MAX_OPEN, reason, now)
         if not transaction.two_phase:
             # The clock of a transaction runs from its first partition.
             deadline_ms = now.monotonic_ms + transaction.timeout_ms
@@ -85,6 +96,12 @@ def join(
         groups=groups,
         started_ms=now.wall_ms,
     )
+
+
+def _at_limit(broker: Broker, setting: str, reason: str, now: Now) -> Refused:
+    # Most answers have no room for a reason, so the log has it, too.
+    broker.limit_warnings.refused(setting, reason, now)
+    return Refused(ErrorCode.POLICY_VIOLATION, reason)
 
 
 def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, caller: Caller, now: Now) -> Decision:
@@ -101,8 +118,8 @@ def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, caller: 
     if not request.group_id:
         return Decision(AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID))
     entry = join(broker, found, now, group=request.group_id)
-    if isinstance(entry, ErrorCode):
-        return Decision(AddOffsetsToTxnResponse(error_code=entry))
+    if isinstance(entry, Refused):
+        return Decision(AddOffsetsToTxnResponse(error_code=entry.code))
     return Decision(AddOffsetsToTxnResponse(), [] if entry is None else [entry])
 
 
@@ -156,8 +173,8 @@ def _add(
     if len(known) < len(partitions):
         return _unknown(broker, wanted.topics), []
     entry = join(broker, found, now, partitions=known)
-    if isinstance(entry, ErrorCode):
-        return _every(wanted.topics, entry), []
+    if isinstance(entry, Refused):
+        return _every(wanted.topics, entry.code), []
     return _every(wanted.topics, ErrorCode.NONE), [] if entry is None else [entry]
 
 
@@ -186,11 +203,11 @@ def _unknown(broker: Broker, topics: list[AddPartitionsToTxnTopic]) -> list[AddP
     return [_result(topic, [code(topic.name, index) for index in topic.partitions]) for topic in topics]
 
 
-def _every(topics: list[AddPartitionsToTxnTopic], code: ErrorCode) -> list[AddPartitionsToTxnTopicResult]:
+def _every(topics: list[AddPartitionsToTxnTopic], code: int) -> list[AddPartitionsToTxnTopicResult]:
     return [_result(topic, [code] * len(topic.partitions)) for topic in topics]
 
 
-def _result(topic: AddPartitionsToTxnTopic, codes: Sequence[ErrorCode]) -> AddPartitionsToTxnTopicResult:
+def _result(topic: AddPartitionsToTxnTopic, codes: Sequence[int]) -> AddPartitionsToTxnTopicResult:
     return AddPartitionsToTxnTopicResult(
         name=topic.name,
         results_by_partition=[

@@ -14,6 +14,7 @@ from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
 from semel.broker.group_messages import PartitionOffset, TopicOffsets, TxnOffsetsPending
 from semel.broker.groups.offset_commit import refuses_offset
+from semel.broker.refusal import Refused
 from semel.broker.transactions.errors import abortable
 from semel.broker.transactions.joining import find, join
 from semel.wire.apis import ApiKey
@@ -75,8 +76,8 @@ def _admit(
     if caller.api_version < _JOINS_SINCE:
         return abortable(ApiKey.TXN_OFFSET_COMMIT, caller.api_version)
     entry = join(broker, found, now, group=request.group_id)
-    if isinstance(entry, ErrorCode):
-        return entry
+    if isinstance(entry, Refused):
+        return ErrorCode(entry.code)
     return [] if entry is None else [entry]
 
 

@@ -72,10 +72,8 @@ class Writer:
         if _holds(transaction, partition):
             return None
         entry = join(self._broker, transaction, self.now, partitions=(partition,), joining=self._joining)
-        if isinstance(entry, ErrorCode):
-            raise Refused(
-                entry, "the transaction is at this broker's limit of partitions, or there are too many open"
-            )
+        if isinstance(entry, Refused):
+            raise entry
         self._joining += 1
         return entry
 

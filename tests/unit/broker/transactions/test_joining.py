@@ -23,6 +23,7 @@ from coordinator_cases import (
 
 from semel.broker.core import Limits
 from semel.broker.groups.group_admin import delete_groups
+from semel.broker.limit_warnings import INTERVAL_MS
 from semel.broker.transactions.joining import add_partitions_to_txn
 from semel.broker.transactions.state import State
 from semel.wire.errors import ErrorCode
@@ -151,6 +152,29 @@ def test_a_transaction_takes_partitions_and_groups_up_to_its_limit() -> None:
     assert producer.add_group("h") == ErrorCode.POLICY_VIOLATION
     assert producer.commit_offset(1, group="h") == ErrorCode.POLICY_VIOLATION
     assert producer.commit(4) == NONE
+
+
+def test_each_limit_that_refuses_is_named_in_the_log_and_does_not_flood_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(Limits(max_transaction_partitions=1, max_open_transactions=1))
+    first, second = opened(bench, "first"), started(bench, "second")
+    for _ in range(10):
+        assert first.add(1) == second.add(0) == ErrorCode.POLICY_VIOLATION
+    by_size, by_count = (record.getMessage() for record in caplog.records)
+    assert by_size == (
+        "refused by transaction.max.partitions: the transaction of 'first' (User:ann) would have 2 "
+        "partitions and groups, and transaction.max.partitions is 1"
+    )
+    assert by_count == (
+        "refused by max.open.transactions: 'second' cannot begin a transaction: User:ann has 1 open, "
+        "and max.open.transactions is 1"
+    )
+    caplog.clear()
+    bench.monotonic_ms += INTERVAL_MS
+    assert first.add(1) == first.add(1) == ErrorCode.POLICY_VIOLATION
+    (later,) = (record.getMessage() for record in caplog.records)
+    assert later.endswith("is 1 (9 more such refusals since the last warning)")
 
 
 # Groups.

@@ -266,6 +266,9 @@ def test_one_request_can_bring_many_partitions_up_to_the_limit() -> None:
     )
     answers = bench.ask(produce, request, 12).responses[0].partition_responses
     assert [answer.error_code for answer in answers] == [NONE, NONE, ErrorCode.POLICY_VIOLATION]
+    assert "would have 3 partitions and groups, and transaction.max.partitions is 2" in str(
+        answers[2].error_message
+    )
     assert len(bench.transaction("app").partitions) == 2
     assert producer.add(2) == ErrorCode.POLICY_VIOLATION
     assert producer.commit() == NONE
