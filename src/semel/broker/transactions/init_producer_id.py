@@ -6,6 +6,8 @@ aborted in the same journal group, unless it is a prepared transaction that shal
 
 from __future__ import annotations
 
+import logging
+
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
@@ -16,6 +18,8 @@ from semel.broker.transactions.state import MAX_EPOCH, NO_EPOCH, NO_PRODUCER_ID,
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+log = logging.getLogger(__name__)
 
 
 def init_producer_id(broker: Broker, request: InitProducerIdRequest, caller: Caller, now: Now) -> Decision:
@@ -72,6 +76,13 @@ def _again(
     if request.keep_prepared_txn and transaction.two_phase:
         entry.keeps_open = True
         return _decided(broker, identity, [entry], transaction)
+    log.info(
+        "aborting the transaction of %r: its id was initialized again, %d partitions, producer %d epoch %d",
+        transaction.transactional_id,
+        len(transaction.partitions),
+        transaction.open_producer_id,
+        transaction.open_epoch,
+    )
     entries = end_entries(
         broker, transaction, commit=False, successor=identity, by_broker=True, now_ms=now.wall_ms
     )

@@ -7,6 +7,7 @@ was asked for.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from semel.broker.core import Broker
@@ -23,6 +24,8 @@ from semel.wire.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+
+log = logging.getLogger(__name__)
 
 _RAISES_EPOCH: Final = 2
 
@@ -79,6 +82,14 @@ class _Writing:
                 )  # Offsets of this request are given already; ask alone.
             self._abort_whole(wanted.producer_id)
             return ErrorCode.NONE
+        log.info(
+            "writing the %s marker that was asked for (WriteTxnMarkers) to %s-%d: producer %d epoch %d",
+            "commit" if wanted.transaction_result else "abort",
+            name,
+            index,
+            wanted.producer_id,
+            wanted.producer_epoch,
+        )
         base_offset = self._ends.get(partition, partition.log.end_offset)
         entry = marker(
             self._broker,
@@ -104,6 +115,14 @@ class _Writing:
     def _abort_whole(self, producer_id: int) -> None:
         broker = self._broker
         transaction = broker.transactions.by_producer_id[producer_id]
+        log.info(
+            "aborting the transaction of %r: a marker was asked for (WriteTxnMarkers), %d partitions, "
+            "producer %d epoch %d",
+            transaction.transactional_id,
+            len(transaction.partitions),
+            transaction.open_producer_id,
+            transaction.open_epoch,
+        )
         successor = raised(broker, transaction)
         self.must_sync |= successor.must_sync
         entries = end_entries(

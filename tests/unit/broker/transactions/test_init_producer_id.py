@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from coordinator_cases import (
     FENCED,
@@ -65,6 +67,19 @@ def test_the_next_instance_gets_the_next_epoch(bench: Bench, version: int) -> No
     second = started(bench, version=version)
     assert second.identity == (first.producer_id, first.epoch + 1)
     assert bench.state_of("app") is State.EMPTY
+
+
+def test_an_abort_of_what_was_open_is_logged_and_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "semel.broker")
+    old = opened(bench)
+    assert Producer(bench).init().error_code == Producer(bench).init().error_code == NONE
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "aborting the transaction of 'app': its id was initialized again, 1 partitions, "
+        f"producer {old.producer_id} epoch {old.epoch}"
+    )
 
 
 @pytest.mark.parametrize("ends", (4, 5))

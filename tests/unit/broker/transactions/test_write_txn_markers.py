@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from coordinator_cases import (
     BAD_STATE,
@@ -90,6 +92,23 @@ def test_one_that_the_coordinator_has_open_is_aborted_as_a_whole(bench: Bench, v
         assert (written.commit, written.producer_epoch) == (False, producer.epoch + 1)
         assert bench.last_stable_offset(topic, index) == 2
     assert bench.offset(stable=True) == -1
+
+
+def test_what_an_operator_ends_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "semel.broker")
+    gone = hanging(bench)
+    assert ask(bench, marker(*gone.identity, {TOPIC: [0]})) == [NONE]
+    known = opened(bench, "known")
+    assert ask(bench, marker(*known.identity, {TOPIC: [0]})) == [NONE]
+    by_hand, whole = (record.getMessage() for record in caplog.records)
+    assert by_hand == (
+        f"writing the abort marker that was asked for (WriteTxnMarkers) to {TOPIC}-0: "
+        f"producer {gone.producer_id} epoch {gone.epoch}"
+    )
+    assert whole == (
+        "aborting the transaction of 'known': a marker was asked for (WriteTxnMarkers), 1 partitions, "
+        f"producer {known.producer_id} epoch {known.epoch}"
+    )
 
 
 def test_naming_several_of_its_partitions_aborts_it_once(bench: Bench) -> None:
