@@ -12,6 +12,7 @@ from semel.broker.groups.consumer_group_describe import consumer_group_describe
 from semel.broker.groups.consumer_group_heartbeat import consumer_group_heartbeat
 from semel.broker.groups.group_admin import delete_groups, describe_groups, list_groups
 from semel.broker.groups.offset_commit import offset_commit
+from semel.broker.groups.offset_delete import offset_delete
 from semel.broker.groups.offset_fetch import offset_fetch
 from semel.broker.groups.registry import Groups
 from semel.broker.groups.settings import GroupSettings
@@ -26,6 +27,11 @@ from semel.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
+)
+from semel.wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
 )
 from semel.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 
@@ -100,6 +106,7 @@ def test_what_a_leaver_had_goes_to_the_others() -> None:
     converge(*clients)
     assert counts(*clients) == [2, 2, 2]
     assert clients[1].leave() == 0
+    assert state_of(bench) == "Assigning", "until the next heartbeat"
     converge(clients[0], clients[2])
     assert counts(clients[0], clients[2]) == [3, 3]
     for client in (clients[0], clients[2]):
@@ -379,6 +386,14 @@ def test_a_static_member_that_stays_away_loses_its_place() -> None:
     assert counts(here) == [4]
 
 
+def test_an_instance_that_nobody_knows_is_unknown() -> None:
+    bench = Bench()
+    bench.create_topic("events")
+    ConsumerClient(bench, "a").join()
+    stranger = ConsumerClient(bench, "a", instance_id="i")
+    assert stranger.leave() == ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_an_instance_id_that_is_in_use_is_not_given_away() -> None:
     bench = Bench()
     bench.create_topic("events")
@@ -494,6 +509,22 @@ def test_offsets_are_committed_and_fetched_in_the_members_epoch() -> None:
     assert commit(bench, "", -1) == 0
 
 
+def test_offsets_of_topics_that_members_read_are_not_deleted() -> None:
+    bench = Bench()
+    for name in ("events", "orders-eu", "old"):
+        bench.create_topic(name)
+        bench.commit(name, 1)
+    ConsumerClient(bench, "a", regex="orders-.*").join()
+    answers = {}
+    for name in ("events", "orders-eu", "old"):
+        part = OffsetDeleteRequestPartition(partition_index=0)
+        topic = OffsetDeleteRequestTopic(name=name, partitions=[part])
+        reply = bench.ask(offset_delete, OffsetDeleteRequest(group_id=GROUP, topics=[topic]), 0).reply
+        answers[name] = (reply.error_code, reply.topics[0].partitions[0].error_code)
+    read = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+    assert answers == {"events": (0, read), "orders-eu": (0, read), "old": (0, 0)}
+
+
 def test_a_consumer_group_is_described_and_listed_as_such() -> None:
     bench = Bench()
     topic_id = bench.create_topic("events", 2)
@@ -530,6 +561,9 @@ def test_only_an_empty_consumer_group_is_deleted_and_its_offsets_expire() -> Non
         return error
 
     assert deleted() == ErrorCode.NON_EMPTY_GROUP
+    for _ in range(48):
+        bench.advance(1_800_000, step_ms=1_800_000)
+        assert client.join() == 0, "in this test it is silent for long, but comes back"
     client.leave()
     bench.advance(6 * 24 * 3_600_000, step_ms=600_000)
     assert bench.fetch("events").committed_offset == 5

@@ -365,6 +365,22 @@ def test_a_static_consumer_moves_to_the_new_protocol_under_its_instance_id() -> 
     check_share(other, new, partitions=4)
 
 
+def test_a_classic_member_joins_again_only_when_there_is_something_to_get() -> None:
+    bench = Bench()
+    bench.create_topic("events", 2)
+    new = ConsumerClient(bench, "new")
+    new.join()
+    old = Client(bench, "old")
+    old.join()
+    assert old.beat() == 0, "the other one still has it"
+    new.beat()
+    assert old.beat() == 0
+    new.beat()
+    assert old.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "now it is free"
+    old.join()
+    assert old.beat() == 0
+
+
 def test_the_description_tells_members_apart() -> None:
     bench = Bench()
     bench.create_topic("events", 2)
