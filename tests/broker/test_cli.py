@@ -48,22 +48,28 @@ def lines(count: int) -> bytes:
 
 
 def test_topics_from_creation_to_deletion(shell: Shell) -> None:
-    shell.semel("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000")
+    created = shell.semel("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000")
+    assert created == b"created life with 2 partitions\n"
     listed = {topic["name"]: topic for topic in json.loads(shell.semel("topic", "list", "-o", "json"))}
     assert listed["life"]["partitions"] == 2
-    shell.semel(
-        "topic", "alter", "life", "-p", "3", "-c", "max.message.bytes=5000", "--unset", "retention.ms"
-    )
+    assert shell.semel("topic", "alter", "life", "-p", "3") == b"altered life\n"
+    changes = ("-c", "max.message.bytes=5000", "--unset", "retention.ms")
+    assert json.loads(shell.semel("topic", "alter", "life", *changes, "-o", "json")) == {
+        "topic": "life",
+        "partitions": None,
+        "configs": {"max.message.bytes": "5000"},
+        "unset": ["retention.ms"],
+    }
     described = json.loads(shell.semel("topic", "describe", "life", "-o", "json"))
     assert len(described["partitions"]) == 3
     assert described["configs"] == {"max.message.bytes": {"value": "5000", "source": "topic"}}
-    shell.semel("topic", "delete", "life")
+    assert shell.semel("topic", "delete", "life") == b"deleted life\n"
     assert shell.run("topic", "describe", "life").returncode == 4
     assert shell.run("topic", "delete", "life").returncode == 4
 
 
 def test_creating_a_topic_twice_is_exit_code_4(shell: Shell) -> None:
-    shell.semel("topic", "create", "twice")
+    assert shell.semel("topic", "create", "twice") == b"created twice with 1 partition\n"
     assert shell.run("topic", "create", "twice").returncode == 4
     assert shell.run("topic", "create", "twice", "--if-not-exists").returncode == 0
 
@@ -199,6 +205,8 @@ def test_the_journal_is_checked_while_the_broker_is_stopped(start_broker: StartB
     assert report["ok"]
     assert report["end"] > 0
     assert shell.semel("journal", "repair", directory) == b"nothing to repair\n"
+    nothing = {"repaired": False, "cut_at": None, "generation": None, "removed_snapshots": []}
+    assert json.loads(shell.semel("journal", "repair", directory, "-o", "json")) == nothing
 
 
 def test_a_directory_without_a_journal_is_refused(shell: Shell, tmp_path: Path) -> None:
@@ -227,7 +235,10 @@ def test_a_damaged_journal_is_reported_and_repaired_only_with_consent(start_brok
     refused = shell.run("journal", "repair", directory)
     assert refused.returncode == 2
     assert b"--accept-loss" in refused.stderr
-    assert b"cut at position" in shell.semel("journal", "repair", directory, "--accept-loss")
+    corrupt_at = json.loads(shell.run("journal", "check", directory, "-o", "json").stdout)["corrupt_at"]
+    repaired = json.loads(shell.semel("journal", "repair", directory, "--accept-loss", "-o", "json"))
+    assert (repaired["repaired"], repaired["cut_at"]) == (True, corrupt_at)
+    assert b"nothing to repair" in shell.semel("journal", "repair", directory)
     process.start()
     kept = shell.semel("consume", "t", "-e").split()
     assert kept == [b"%d" % number for number in range(len(kept))]

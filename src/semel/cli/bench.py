@@ -14,8 +14,8 @@ import click
 import uvloop
 
 from semel.cli.load import Answered, Load, Meter, Probe, Timing, encode_frame, run_loads
-from semel.cli.options import bootstrap_option, output_option
-from semel.cli.tables import print_json, print_table
+from semel.cli.options import bootstrap_option
+from semel.cli.tables import output_option, print_json, print_table
 from semel.cli.txn_load import TxnLoad, TxnMeter
 from semel.client.admin import EARLIEST, LATEST, READ_UNCOMMITTED, Admin
 from semel.client.cluster import GROUP_COORDINATOR, TRANSACTION_COORDINATOR, Cluster

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import click
 
-from semel.cli.options import output_option
 from semel.cli.settings import config_option, load_settings, set_option
-from semel.cli.tables import print_json, print_table
+from semel.cli.tables import output_option, print_json, print_table
 from semel.server.settings import SETTINGS
 
 

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 import click
 
 from semel.cli.consume import parse_start
-from semel.cli.options import bootstrap_option, complete_topic, output_option, run_with_cluster
-from semel.cli.tables import print_json, print_table
+from semel.cli.options import bootstrap_option, complete_topic, run_with_cluster
+from semel.cli.tables import output_option, print_json, print_table
 from semel.client.admin import EARLIEST, LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import Cluster
 from semel.client.errors import broker_error
@@ -270,9 +270,14 @@ async def _moves(
 @command.command
 @click.argument("group_ids", nargs=-1, required=True, metavar="GROUP...")
 @bootstrap_option
-def delete(group_ids: tuple[str, ...], bootstrap: str) -> None:
+@output_option
+def delete(group_ids: tuple[str, ...], bootstrap: str, output: str) -> None:
     """Delete groups that have no members, and their offsets."""
     run_with_cluster(bootstrap, partial(_delete, group_ids))
+    if output == "json":
+        print_json({"deleted": group_ids})
+    else:
+        click.echo(f"deleted {', '.join(group_ids)}")
 
 
 async def _delete(group_ids: tuple[str, ...], cluster: Cluster) -> None:

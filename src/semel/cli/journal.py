@@ -8,12 +8,11 @@ from typing import Final
 
 import click
 
-from semel.cli.options import output_option
 from semel.cli.root import FAILED
-from semel.cli.tables import print_json, print_table
+from semel.cli.tables import output_option, print_json, print_table
 from semel.disk import OsDisk
 from semel.errors import ConfigError
-from semel.journal.check import Report
+from semel.journal.check import Repair, Report
 from semel.journal.check import check as check_journal
 from semel.journal.check import repair as repair_journal
 from semel.server.recovery import Layout
@@ -56,7 +55,8 @@ def check(directory: Path, output: str) -> None:
 @command.command
 @directory_argument
 @click.option("--accept-loss", is_flag=True, help="Give up every write at or beyond the damage.")
-def repair(directory: Path, accept_loss: bool) -> None:
+@output_option
+def repair(directory: Path, accept_loss: bool, output: str) -> None:
     """Cut DIR's journal at its first damage, so that the broker can start again.
 
     Everything before the damage is kept. Everything behind it is lost, acknowledged writes too: restoring
@@ -71,6 +71,13 @@ def repair(directory: Path, accept_loss: bool) -> None:
             accept_loss=accept_loss,
             salt=int.from_bytes(os.urandom(SALT_BYTES)),
         )
+    if output == "json":
+        print_json(_repair_json(done))
+    else:
+        _print_repair(done)
+
+
+def _print_repair(done: Repair | None) -> None:
     if done is None:
         click.echo("nothing to repair")
         return
@@ -117,6 +124,15 @@ def _print_report(report: Report) -> None:
         click.echo(f"ends at position {report.end}, with an unfinished write behind it that a start will cut")
     else:
         click.echo(f"ends at position {report.end}")
+
+
+def _repair_json(done: Repair | None) -> dict[str, object]:
+    return {
+        "repaired": done is not None,
+        "cut_at": None if done is None else done.cut_at,
+        "generation": None if done is None else done.generation,
+        "removed_snapshots": [] if done is None else [path.name for path in done.removed_snapshots],
+    }
 
 
 def _report_json(report: Report) -> dict[str, object]:

@@ -29,15 +29,6 @@ bootstrap_option = click.option(
     help="Where the broker listens.",
 )
 
-output_option = click.option(
-    "--output",
-    "-o",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="A table for people, JSON for programs.",
-)
-
 
 def run_with_cluster(bootstrap: str, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """Connects, does the work, and closes."""

@@ -11,6 +11,7 @@ import click
 from semel.cli.formats import InputRecord, parse_json, parse_line
 from semel.cli.lines import read_lines
 from semel.cli.options import bootstrap_option, complete_topic, parse_assignments, run_with_cluster
+from semel.cli.tables import output_option, print_json
 from semel.client.cluster import Cluster
 from semel.client.producer import ACKS_ALL, Producer, ProducerOptions
 from semel.errors import ConfigError
@@ -76,6 +77,7 @@ class Input:
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not report the number of records.")
 @bootstrap_option
+@output_option
 def command(
     topic: str,
     form: str,
@@ -87,6 +89,7 @@ def command(
     linger_ms: int,
     quiet: bool,
     bootstrap: str,
+    output: str,
 ) -> None:
     """Send the lines of stdin to TOPIC, one record each.
 
@@ -107,9 +110,12 @@ def command(
     )
     began = time.monotonic()
     count = run_with_cluster(bootstrap, partial(_produce, topic, how, options))
-    if not quiet:
+    elapsed_s = time.monotonic() - began
+    if output == "json":
+        print_json({"topic": topic, "records": count, "seconds": round(elapsed_s, 3)})
+    elif not quiet:
         noun = "record" if count == 1 else "records"
-        click.echo(f"{count:,} {noun} in {time.monotonic() - began:.1f} s", err=True)
+        click.echo(f"{count:,} {noun} in {elapsed_s:.1f} s", err=True)
 
 
 async def _produce(topic: str, how: Input, options: ProducerOptions, cluster: Cluster) -> int:

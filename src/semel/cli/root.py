@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, cast
 import click
 
 from semel.errors import BrokerError, ConfigError, SemelError
+from semel.version import __version__
 from semel.wire.errors import ErrorCode
 
 FAILED: Final = 1
@@ -87,6 +88,7 @@ class RootGroup(click.Group):
 
 
 @click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="semel %(version)s", help="Print the version and exit.")
 def root() -> None:
     """Exactly-once for stream pipelines: a transactional broker that speaks Kafka's protocol.
 

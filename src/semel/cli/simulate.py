@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from semel.cli.options import output_option
+from semel.cli.tables import output_option
 from semel.server.planted import FAULTS, NO_FAULT
 from semel.simulate.campaign import play_seeds
 from semel.simulate.exhaustive import Scope, explore
@@ -26,7 +26,13 @@ SHOWN_FAILURES = 5
 @click.option(
     "--exhaustive", type=click.IntRange(1), metavar="DEPTH", help="Every interleaving to this depth."
 )
-@click.option("--fault", type=click.Choice([NO_FAULT, *FAULTS]), default=NO_FAULT, hidden=True)
+@click.option(
+    "--fault",
+    type=click.Choice([NO_FAULT, *FAULTS]),
+    default=NO_FAULT,
+    hidden=True,
+    help="A promise to break.",
+)
 @output_option
 def command(
     seeds: int | None,

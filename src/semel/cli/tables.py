@@ -10,6 +10,15 @@ import click
 # Output that goes to a file or a pipe is never cut to the width of a screen.
 UNLIMITED_WIDTH: Final = 100_000
 
+output_option = click.option(
+    "--output",
+    "-o",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="Text for people, JSON for programs.",
+)
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     # Imported here because it takes a tenth of a second, and JSON does without.

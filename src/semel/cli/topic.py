@@ -8,11 +8,10 @@ import click
 from semel.cli.options import (
     bootstrap_option,
     complete_topic,
-    output_option,
     parse_assignments,
     run_with_cluster,
 )
-from semel.cli.tables import print_json, print_table
+from semel.cli.tables import output_option, print_json, print_table
 from semel.client.admin import BROKER_DEFAULT, EARLIEST, LATEST, Admin, ConfigEntry, FoundOffset
 from semel.client.cluster import Cluster
 from semel.client.metadata import NO_NODE, Topic, TopicPartition
@@ -44,6 +43,7 @@ def command() -> None:
 @config_option
 @click.option("--if-not-exists", is_flag=True, help="Succeed where the topic exists already.")
 @bootstrap_option
+@output_option
 def create(
     name: str,
     partitions: int | None,
@@ -51,14 +51,18 @@ def create(
     configs: tuple[str, ...],
     if_not_exists: bool,
     bootstrap: str,
+    output: str,
 ) -> None:
     """Create the topic NAME."""
     assigned = parse_assignments(configs)
     try:
-        run_with_cluster(bootstrap, partial(_create, name, partitions, replication_factor, assigned))
+        total = run_with_cluster(bootstrap, partial(_create, name, partitions, replication_factor, assigned))
     except BrokerError as error:
         if not (if_not_exists and error.code == ErrorCode.TOPIC_ALREADY_EXISTS):
             raise
+        _print_done({"topic": name, "created": False, "partitions": None}, f"{name} exists already", output)
+    else:
+        _print_done({"topic": name, "created": True, "partitions": total}, _created_text(name, total), output)
 
 
 async def _create(
@@ -67,8 +71,8 @@ async def _create(
     replication_factor: int | None,
     configs: dict[str, str],
     cluster: Cluster,
-) -> None:
-    await Admin(cluster).create_topic(
+) -> int | None:
+    return await Admin(cluster).create_topic(
         name,
         partitions=partitions or BROKER_DEFAULT,
         replication_factor=replication_factor or BROKER_DEFAULT,
@@ -157,14 +161,22 @@ async def _describe(
     "--unset", multiple=True, metavar="NAME", help="Take a config back to its default; may be repeated."
 )
 @bootstrap_option
+@output_option
 def alter(
-    name: str, partitions: int | None, configs: tuple[str, ...], unset: tuple[str, ...], bootstrap: str
+    name: str,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    unset: tuple[str, ...],
+    bootstrap: str,
+    output: str,
 ) -> None:
     """Change configs or the number of partitions of the topic NAME."""
     if partitions is None and not configs and not unset:
         raise click.UsageError("nothing to change: give --partitions, --config or --unset")
     assigned = parse_assignments(configs)
     run_with_cluster(bootstrap, partial(_alter, name, partitions, assigned, unset))
+    done: dict[str, object] = {"topic": name, "partitions": partitions, "configs": assigned, "unset": unset}
+    _print_done(done, f"altered {name}", output)
 
 
 async def _alter(
@@ -180,13 +192,28 @@ async def _alter(
 @command.command
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
 @bootstrap_option
-def delete(names: tuple[str, ...], bootstrap: str) -> None:
+@output_option
+def delete(names: tuple[str, ...], bootstrap: str, output: str) -> None:
     """Delete topics and all their records."""
     run_with_cluster(bootstrap, partial(_delete, names))
+    _print_done({"deleted": names}, f"deleted {', '.join(names)}", output)
 
 
 async def _delete(names: tuple[str, ...], cluster: Cluster) -> None:
     await Admin(cluster).delete_topics(names)
+
+
+def _created_text(name: str, partitions: int | None) -> str:
+    if partitions is None:
+        return f"created {name}"
+    return f"created {name} with {partitions} {'partition' if partitions == 1 else 'partitions'}"
+
+
+def _print_done(done: dict[str, object], text: str, output: str) -> None:
+    if output == "json":
+        print_json(done)
+    else:
+        click.echo(text)
 
 
 def _topic_json(topic: Topic) -> dict[str, object]:

@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
-from semel.cli.options import bootstrap_option, complete_topic, output_option, run_with_cluster
-from semel.cli.tables import print_json, print_table
+from semel.cli.options import bootstrap_option, complete_topic, run_with_cluster
+from semel.cli.tables import output_option, print_json, print_table
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.transaction_admin import (
@@ -230,6 +230,7 @@ async def _find_hanging(
 @click.option("--producer-id", type=int, help="The producer that left it open.")
 @click.option("--force", is_flag=True, help="Abort also what may be prepared (two-phase commit).")
 @bootstrap_option
+@output_option
 def abort(
     transactional_id: str | None,
     topic: str | None,
@@ -237,6 +238,7 @@ def abort(
     producer_id: int | None,
     force: bool,
     bootstrap: str,
+    output: str,
 ) -> None:
     """Abort what TRANSACTIONAL_ID has open, and fence its producer.
 
@@ -250,13 +252,18 @@ def abort(
         if (topic, partition, producer_id) != (None, None, None):
             raise click.UsageError("give a transactional id, or a partition and a producer, not both")
         before = run_with_cluster(bootstrap, partial(_abort, transactional_id, force))
-        click.echo(_abort_text(before))
+        if output == "json":
+            print_json({"transactional_id": transactional_id, "state_before": before.state})
+        else:
+            click.echo(_abort_text(before))
         return
     if topic is None or partition is None or producer_id is None:
         raise click.UsageError("give a transactional id, or --topic, --partition and --producer-id")
     where = TopicPartition(topic, partition)
     owner = run_with_cluster(bootstrap, partial(_abort_in, where, producer_id, force))
-    if owner is None:
+    if output == "json":
+        print_json({"transactional_id": owner, "producer_id": producer_id, "marker_by_hand": owner is None})
+    elif owner is None:
         click.echo(f"wrote an abort marker to {where} for producer {producer_id}, which no coordinator knew")
     else:
         click.echo(f"aborted the transaction of {owner!r} in all its partitions, and fenced its producer")

@@ -12,7 +12,8 @@ from typing import Final
 
 import click
 
-from semel.cli.options import bootstrap_option, output_option
+from semel.cli.options import bootstrap_option
+from semel.cli.tables import output_option
 from semel.verify.plan import Plan
 from semel.verify.rounds import CounterExample, Tally, verify
 
@@ -42,8 +43,10 @@ DURATION: Final = Duration()
 @click.command
 @bootstrap_option
 @click.option("--for", "duration_s", type=DURATION, default="30s", show_default=True, help="How long.")
-@click.option("--producers", type=click.IntRange(1, 500), default=4, show_default=True)
-@click.option("--stages", type=click.IntRange(1, 100), default=2, show_default=True)
+@click.option("--producers", type=click.IntRange(1, 500), default=4, show_default=True, help="Transactional.")
+@click.option(
+    "--stages", type=click.IntRange(1, 100), default=2, show_default=True, help="That read, then write."
+)
 @click.option(
     "--partitions", type=click.IntRange(1, 1000), default=6, show_default=True, help="Of each topic."
 )

@@ -21,6 +21,7 @@ from semel.wire.messages.create_partitions import (
 from semel.wire.messages.create_topics import (
     CreatableTopic,
     CreatableTopicConfig,
+    CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
@@ -120,7 +121,8 @@ class Admin:
         replication_factor: int = BROKER_DEFAULT,
         configs: Mapping[str, str] | None = None,
         validate_only: bool = False,
-    ) -> None:
+    ) -> int | None:
+        """Creates a topic; returns how many partitions it has, or None where the broker does not say."""
         topic = CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -130,13 +132,16 @@ class Admin:
         request = CreateTopicsRequest(
             topics=[topic], timeout_ms=CHANGE_TIMEOUT_MS, validate_only=validate_only
         )
-        await self._cluster.retry(partial(self._create_topics, request), repeatable=False)
+        created = await self._cluster.retry(partial(self._create_topic, request), repeatable=False)
+        total = max(partitions, created.num_partitions)
+        return None if total == BROKER_DEFAULT else total
 
-    async def _create_topics(self, request: CreateTopicsRequest) -> None:
+    async def _create_topic(self, request: CreateTopicsRequest) -> CreatableTopicResult:
         connection = await self._cluster.controller()
         response = await connection.request(request, CreateTopicsResponse)
-        for result in response.topics:
-            check(result.error_code, f"topic {result.name!r} was not created", result.error_message)
+        (result,) = response.topics
+        check(result.error_code, f"topic {result.name!r} was not created", result.error_message)
+        return result
 
     async def delete_topics(self, names: Sequence[str]) -> None:
         request = DeleteTopicsRequest(topic_names=list(names), timeout_ms=CHANGE_TIMEOUT_MS)

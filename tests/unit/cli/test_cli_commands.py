@@ -15,6 +15,9 @@ from semel.version import __version__
 from semel.wire.batch import read_header
 from semel.wire.records import Record, build_batch
 
+# Their output is a broker's log, records as --format says, and a script.
+WITHOUT_OUTPUT = [("serve",), ("consume",), ("completion",)]
+
 
 def run(broker: FakeBroker | None, *arguments: str) -> Result:
     environment = {} if broker is None else {"SEMEL_BOOTSTRAP": broker.bootstrap}
@@ -37,17 +40,22 @@ def all_commands() -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("path", all_commands(), ids=" ".join)
-def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
-    result = run(None, *path, "--help")
-    assert result.exit_code == 0
-    assert result.stdout.startswith("Usage:")
+def find_command(path: tuple[str, ...]) -> click.Command:
     context = click.Context(root)
     command: click.Command | None = root
     for name in path:
         assert isinstance(command, click.Group)
         command = command.get_command(context, name)
     assert command is not None
+    return command
+
+
+@pytest.mark.parametrize("path", all_commands(), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...]) -> None:
+    result = run(None, *path, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Usage:")
+    command = find_command(path)
     assert command.help
     for parameter in command.params:
         if isinstance(parameter, click.Option):
@@ -64,6 +72,17 @@ def test_the_summaries_of_the_root_are_those_of_the_commands() -> None:
 
 def test_version() -> None:
     assert run(None, "version").stdout == f"semel {__version__}\n"
+    assert run(None, "--version").stdout == f"semel {__version__}\n"
+    assert json.loads(run(None, "version", "-o", "json").stdout) == {"version": __version__}
+
+
+@pytest.mark.parametrize("path", all_commands(), ids=" ".join)
+def test_every_command_has_an_output_for_programs(path: tuple[str, ...]) -> None:
+    command = find_command(path)
+    if isinstance(command, click.Group) or path in WITHOUT_OUTPUT:
+        return
+    options = {name for parameter in command.params for name in parameter.opts}
+    assert {"--output", "-o"} <= options
 
 
 def test_an_unknown_command_is_wrong_usage() -> None:
@@ -79,6 +98,26 @@ def test_topics_are_created_listed_described_and_deleted(broker: FakeBroker) -> 
     assert described["configs"] == {"retention.ms": {"value": "5", "source": "topic"}}
     assert run(broker, "topic", "delete", "new", "t").exit_code == 0
     assert json.loads(run(broker, "topic", "list", "-o", "json").stdout) == []
+
+
+def test_changes_of_topics_are_reported_to_people(broker: FakeBroker) -> None:
+    assert run(broker, "topic", "create", "new", "-p", "3").stdout == "created new with 3 partitions\n"
+    assert run(broker, "topic", "create", "small").stdout == "created small with 1 partition\n"
+    assert run(broker, "topic", "create", "new", "--if-not-exists").stdout == "new exists already\n"
+    assert run(broker, "topic", "delete", "new", "small").stdout == "deleted new, small\n"
+
+
+def test_changes_of_topics_are_reported_to_programs(broker: FakeBroker) -> None:
+    def report(*arguments: str) -> object:
+        return json.loads(run(broker, "topic", *arguments, "-o", "json").stdout)
+
+    assert report("create", "new", "-p", "3") == {"topic": "new", "created": True, "partitions": 3}
+    assert report("create", "new", "--if-not-exists") == {
+        "topic": "new",
+        "created": False,
+        "partitions": None,
+    }
+    assert report("delete", "new", "t") == {"deleted": ["new", "t"]}
 
 
 def test_tables_are_not_cut_when_they_go_to_a_pipe(broker: FakeBroker) -> None:

@@ -23,6 +23,13 @@ def test_lines_become_records(broker: FakeBroker, semel: Run) -> None:
     assert broker.topics["t"][1].values() == [b"one", b"two", b"", b"last without newline"]
 
 
+def test_how_many_records_were_sent_is_reported_to_programs(semel: Run) -> None:
+    result = semel("produce", "t", "-o", "json", stdin=b"one\ntwo\n")
+    report = json.loads(result.stdout)
+    assert (report["topic"], report["records"], result.stderr) == ("t", 2, b"")
+    assert report["seconds"] >= 0
+
+
 def test_keys_headers_and_compression_are_applied(broker: FakeBroker, semel: Run) -> None:
     result = semel("produce", "t", "-p", "0", "-k", ":", "-H", "a=1", "-z", "gzip", "-q", stdin=b"k:v:w\n")
     assert (result.returncode, result.stderr) == (0, b"")

@@ -289,9 +289,10 @@ class FakeBroker:
         for topic in request.topics:
             exists = topic.name in self.topics
             code = ErrorCode.TOPIC_ALREADY_EXISTS if exists else ErrorCode.NONE
-            results.append(CreatableTopicResult(name=topic.name, error_code=code))
+            total = max(topic.num_partitions, 1)
+            results.append(CreatableTopicResult(name=topic.name, error_code=code, num_partitions=total))
             if not exists:
-                self.topics[topic.name] = [Partition() for _ in range(max(topic.num_partitions, 1))]
+                self.topics[topic.name] = [Partition() for _ in range(total)]
                 self.configs[topic.name] = {config.name: config.value for config in topic.configs}
         return CreateTopicsResponse(topics=results)
 
