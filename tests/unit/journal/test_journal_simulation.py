@@ -16,7 +16,7 @@ from semel.errors import CorruptionError, StorageError
 from semel.journal.settings import Durability
 from semel.testing.simdisk import Faults, PowerLoss, SimDisk
 
-RUNS = int(os.environ.get("SEMEL_SIMULATION_RUNS", "150"))
+RUNS = int(os.environ.get("TEST_SIMULATION_RUNS", "150"))
 """How many seeds; set it higher for a deep run."""
 
 Groups = list[tuple[int, bytes]]

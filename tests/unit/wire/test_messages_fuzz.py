@@ -1,6 +1,6 @@
 """Damaged bytes: whatever a decoder is given, it answers with a message or with DecodeError, and soon.
 
-SEMEL_FUZZ_SEED and SEMEL_FUZZ_ROUNDS repeat a failure or dig deeper.
+TEST_FUZZ_SEED and TEST_FUZZ_ROUNDS repeat a failure or dig deeper.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from semel.wire.messages.metadata import MetadataRequest
 from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from semel.wire.primitives import DecodeError
 
-SEED = int(os.environ.get("SEMEL_FUZZ_SEED", "1"))
-ROUNDS = int(os.environ.get("SEMEL_FUZZ_ROUNDS", "60"))
+SEED = int(os.environ.get("TEST_FUZZ_SEED", "1"))
+ROUNDS = int(os.environ.get("TEST_FUZZ_ROUNDS", "60"))
 PREFIXES = 300
 # What attackers write where a length is expected.
 LENGTHS = [

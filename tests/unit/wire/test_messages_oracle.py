@@ -1,7 +1,7 @@
 """Our codec against kio's, for every message in every version that both know.
 
 Values are drawn for kio's classes. Its bytes must decode to the same values here, and encode again to the
-same bytes; kio must read our bytes back as what it wrote. SEMEL_ORACLE_EXAMPLES asks for more examples.
+same bytes; kio must read our bytes back as what it wrote. TEST_ORACLE_EXAMPLES asks for more examples.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from wire_messages import MESSAGE_VERSIONS, MessageVersion, encoded
 
 from semel.wire.primitives import ZERO_UUID
 
-EXAMPLES = int(os.environ.get("SEMEL_ORACLE_EXAMPLES", "4"))
-SEED = int(os.environ.get("SEMEL_ORACLE_SEED", "20261116"))
+EXAMPLES = int(os.environ.get("TEST_ORACLE_EXAMPLES", "4"))
+SEED = int(os.environ.get("TEST_ORACLE_SEED", "20261116"))
 UTC = datetime.UTC
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = datetime.timedelta(milliseconds=1)
