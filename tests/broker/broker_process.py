@@ -99,9 +99,17 @@ class BrokerProcess:
 
     def stop(self) -> int:
         """SIGTERM, and the exit code."""
+        self.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
         assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(STOP_TIMEOUT_S)
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code, once the process has ended."""
+        assert self._process is not None
+        code = self._process.wait(timeout_s)
         assert self._process.stdout is not None
         self._process.stdout.close()
         return code
