@@ -112,6 +112,7 @@ def test_what_a_leaver_had_goes_to_the_others() -> None:
     for client in (clients[0], clients[2]):
         client.leave()
     assert state_of(bench) == "Empty"
+    assert not len(bench.broker.groups.consumer_sessions)
 
 
 def test_a_member_that_leaves_is_told_its_leaving_epoch() -> None:

@@ -235,6 +235,26 @@ def test_an_application_moves_back_one_member_after_the_other(cooperative: bool)
     check_share(*old)
 
 
+def test_on_the_way_back_silence_is_noticed_and_old_deadlines_are_not() -> None:
+    bench = Bench()
+    bench.create_topic("events", 4)
+    new, other = ConsumerClient(bench, "new"), ConsumerClient(bench, "other")
+    old = Client(bench, "old", rebalance_ms=6_000)
+    new.join()
+    old.join()
+    other.join()
+    assert old.beat() == ErrorCode.REBALANCE_IN_PROGRESS, "it has 6 s for that"
+    new.leave()
+    other.leave()
+    bench.advance(5_000)
+    old.send_join()
+    assert bench.state == "CompletingRebalance"
+    bench.advance(2_000)
+    assert set(bench.group.membership.members) == {old.member_id}
+    bench.advance(20_000)
+    assert bench.state == "Empty"
+
+
 def test_a_restart_on_the_way_back_is_no_harm() -> None:
     bench = Bench()
     bench.create_topic("events", 4)
