@@ -20,6 +20,8 @@ from ledger import SteadyProducer, check_log, read_all
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "50"))
 SEED = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 LONGEST_LIFE_S = 0.6
+OS_ROUNDS = 4
+"""Each of them a kill and a stop."""
 
 
 def run_rounds(
@@ -120,6 +122,29 @@ def test_kills_amid_rolls_snapshots_flushes_and_deletions(start_broker: StartBro
             assert_nothing_missing_since_the_start(producers, fading_found["short", partition], partition)
     journal_files = list((broker.directory / "journal").glob("*.journal"))
     assert len(journal_files) < 20, "old journal files are not deleted"
+
+
+@pytest.mark.timeout(300)
+def test_with_durability_os_neither_kills_nor_stops_lose_what_was_acknowledged(
+    start_broker: StartBroker,
+) -> None:
+    """Without fsync a power failure may take records, but the death of the process may not."""
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    broker = start_broker(durability="os", log_segment_bytes=64 << 10, flush_interval_bytes=256 << 10)
+    topics = {"cached": 3}
+    Confluent(broker.bootstrap).create_topic("cached", 3)
+    producers = start_producers(broker, topics, 3, value_bytes=2000)
+    for _ in range(OS_ROUNDS):
+        run_rounds(broker, producers, dice, 1)
+        time.sleep(dice.random() * LONGEST_LIFE_S)
+        assert broker.stop() == 0
+        broker.start()
+        check_all(broker, producers, topics)
+    for producer in producers:
+        producer.finish()
+    found = check_all(broker, producers, topics)
+    assert sum(map(len, found.values())) == count_sent(producers)
 
 
 def assert_newest_of_every_key(producer: SteadyProducer, messages: list[Message], partition: int) -> None:

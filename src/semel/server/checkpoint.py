@@ -113,8 +113,9 @@ class Checkpointer:
             view.finish_flush(job)
         if view.flushed is not None and view.flushed.end_offset == partition.log.end_offset:
             self.life.dirty.pop(partition, None)
-        elif partition in self.life.dirty:
+        elif job is not None and partition in self.life.dirty:
             # What was visible when the flush began is in it; what the journal has beyond that is not.
+            # Without a job nothing was flushed: that of a cancelled checkpointer may never have run.
             self.life.dirty[partition] = max(self.life.dirty[partition], shown)
 
     async def snapshot(self) -> None:
