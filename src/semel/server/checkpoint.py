@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -64,13 +65,15 @@ class Checkpointer:
         # From where the life before left off: short lives must not add up to a journal without end.
         self._snapshot_at = life.snapshot_at
         self._flushed_at = min(life.dirty.values(), default=self._journal.end)
+        self._is_closing = asyncio.Event()
         self._in_last: dict[PartitionStore, Flushed] = {}
         """What the snapshot before says is flushed; that is as far back as a recovery goes."""
 
     async def run(self) -> None:
-        """Until the life is over. Raises StorageError if a flush fails, and then the life must end."""
-        while not self.life.is_over:
-            await asyncio.sleep(LOOK_EVERY_S)
+        """Until the life is over, or `close` is called. If a flush fails, StorageError: the life must end."""
+        while not self.life.is_over and not self._is_closing.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_closing.wait(), LOOK_EVERY_S)
             if self._is_flush_due:
                 await self.flush()
                 await self._try_snapshot()
@@ -83,8 +86,12 @@ class Checkpointer:
     def _is_flush_due(self) -> bool:
         return self._journal.end - self._flushed_at >= self._flush_every
 
+    def begin_close(self) -> None:
+        """Let `run` come to its end. It must not be cancelled: a flush that nobody finishes is no flush."""
+        self._is_closing.set()
+
     async def close(self) -> None:
-        """The last checkpoint of a life that ends in good order: the next start has little to read."""
+        """After `run`: the last checkpoint of a life, so that the next start has little to read."""
         if self._is_flush_due:
             await self.flush()
         await self.snapshot()

@@ -106,6 +106,8 @@ class Node:
         self.fatal_error: CorruptionError | None = None
         """Why the broker cannot go on, once `on_fatal` has been called."""
         self._on_fatal = on_fatal
+        self._checkpointer: Checkpointer | None = None
+        self._checkpointing: asyncio.Task[None] | None = None
         self._is_recovering = False
         self._space: SpaceGuard | None = None
         self._is_stopping = False
@@ -143,6 +145,9 @@ class Node:
     async def stop(self) -> None:
         """Answer what waits, then leave everything on disk as a start would want to find it."""
         self._is_stopping = True
+        if self._checkpointing is not None and self._checkpointer is not None:
+            self._checkpointer.begin_close()
+            await asyncio.gather(self._checkpointing, return_exceptions=True)
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,8 +156,9 @@ class Node:
             assert self._loop is not None
             assert isinstance(life.journal, JournalWriter)
             journal = life.journal
+            assert self._checkpointer is not None
             try:
-                await Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker).close()
+                await self._checkpointer.close()
             except StorageError as error:
                 log.warning("no snapshot at the end, the next start replays more of the journal: %s", error)
             await self._loop.run_in_executor(self._worker, journal.close)
@@ -161,10 +167,11 @@ class Node:
         if self._lock is not None:
             self._lock.release()
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
+        return task
 
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -252,8 +259,8 @@ class Node:
         if isinstance(life.journal, JournalWriter):
             life.journal.start()
             assert self._disk is not None
-            checkpointer = Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker)
-            self._spawn(self._checkpoints(checkpointer))
+            self._checkpointer = Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker)
+            self._checkpointing = self._spawn(self._checkpoints(self._checkpointer))
 
     async def _checkpoints(self, checkpointer: Checkpointer) -> None:
         try:
