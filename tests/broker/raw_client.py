@@ -13,6 +13,7 @@ from struct import Struct
 from types import TracebackType
 from typing import Final, TypeVar
 
+from semel.wire.batch import iter_batches
 from semel.wire.frames import Decodable, Message, decode_response, request_frame
 from semel.wire.messages.create_topics import (
     CreatableTopic,
@@ -28,7 +29,7 @@ from semel.wire.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from semel.wire.records import Record, build_batch
+from semel.wire.records import Record, build_batch, read_records
 
 TIMEOUT_S: Final = 20.0
 PRODUCE_VERSION: Final = 9
@@ -192,3 +193,17 @@ class Bystander:
         self._stopping.set()
         self._thread.join(TIMEOUT_S)
         self._client.socket.close()
+
+
+def values_in(client: RawClient, topic: str) -> list[bytes | None]:
+    """The values of all records in partition 0."""
+    values: list[bytes | None] = []
+    offset = 0
+    while offset < end_offset(client, topic):
+        answer = client.ask(fetch_request(topic, offset), FETCH_VERSION, FetchResponse)
+        (told,) = answer.responses[0].partitions
+        assert told.error_code == 0 and isinstance(told.records, memoryview)
+        for header, stored in iter_batches(told.records):
+            values += [record.value for record in read_records(stored)]
+            offset = header.last_offset + 1
+    return values

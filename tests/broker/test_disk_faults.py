@@ -29,23 +29,21 @@ from raw_client import (
     RawClient,
     create_topic,
     encoded,
-    end_offset,
     fetch_request,
     produce,
+    values_in,
 )
 from simulated_server import SimulatedServer
 
 from semel.testing.simdisk import SimDisk
 from semel.wire.apis import ApiKey
-from semel.wire.batch import iter_batches
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import decode_response
-from semel.wire.messages.fetch import FetchResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from semel.wire.messages.metadata import MetadataRequest, MetadataResponse
 from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from semel.wire.records import Record as WireRecord
-from semel.wire.records import build_batch, read_records
+from semel.wire.records import build_batch
 
 MIB: Final = 1 << 20
 RECOVERY_TIMEOUT_S: Final = 20.0
@@ -197,20 +195,6 @@ def test_bytes_beyond_the_last_good_sync_are_never_believed(
     server.start()
     with RawClient(server.port) as after:
         assert values_in(after, "t") == [b"before %d" % n for n in range(5)] + [b"again"]
-
-
-def values_in(client: RawClient, topic: str) -> list[bytes | None]:
-    """The values of all records in partition 0."""
-    values: list[bytes | None] = []
-    offset = 0
-    while offset < end_offset(client, topic):
-        answer = client.ask(fetch_request(topic, offset), FETCH_VERSION, FetchResponse)
-        (told,) = answer.responses[0].partitions
-        assert told.error_code == 0 and isinstance(told.records, memoryview)
-        for header, stored in iter_batches(told.records):
-            values += [record.value for record in read_records(stored)]
-            offset = header.last_offset + 1
-    return values
 
 
 def _encoded_fetch(topic: str, offset: int, max_wait_ms: int) -> bytes:
