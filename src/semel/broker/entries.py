@@ -122,6 +122,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     26: ConsumerGroupChanged,
 }
 _KIND_OF: Final[dict[type[Message], int]] = {message: kind for kind, message in _KINDS.items()}
+_DISCARDS: Final = (_KIND_OF[TopicDeleted], _KIND_OF[LogStartMoved])
 
 
 def encode_entry(entry: Entry) -> list[Buffer]:
@@ -131,6 +132,15 @@ def encode_entry(entry: Entry) -> list[Buffer]:
     out = bytearray(_MESSAGE.pack(_KIND_OF[type(entry)], entry.MAX_VERSION))
     entry.encode(out, entry.MAX_VERSION, [])
     return [out]
+
+
+def decode_discard(stored: memoryview) -> TopicDeleted | LogStartMoved | None:
+    """The entry, if it is one that lets segments go."""
+    if stored[0] not in _DISCARDS:
+        return None
+    entry = decode_entry(stored)
+    assert isinstance(entry, TopicDeleted | LogStartMoved)
+    return entry
 
 
 def decode_entry(stored: memoryview) -> Entry:

@@ -99,6 +99,8 @@ def build_life(
     horizon = 0
     if snapshot is not None:
         horizon = snapshot.horizon
+        for group in generation.chain.groups(horizon):
+            replay.foresee(group)
         replay.load(snapshot)
     for group in generation.chain.groups(horizon):
         replay.replay(group)

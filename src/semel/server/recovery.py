@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from semel.broker.core import Appended, Broker
-from semel.broker.entries import GROUP_ENTRIES, TRANSACTION_ENTRIES, Append, Entry, decode_entry
+from semel.broker.entries import (
+    GROUP_ENTRIES,
+    TRANSACTION_ENTRIES,
+    Append,
+    Entry,
+    decode_discard,
+    decode_entry,
+)
 from semel.broker.group_messages import GroupPart
 from semel.broker.journal_messages import (
     CatalogPart,
@@ -22,6 +29,7 @@ from semel.broker.journal_messages import (
     PartitionsAdded,
     ProducersExpired,
     TopicCreated,
+    TopicDeleted,
 )
 from semel.broker.topics import Partition, Topic
 from semel.broker.transaction_messages import TransactionPart
@@ -78,6 +86,9 @@ class Replay:
         self._group_stamps: dict[str, int] = {}
         self._transaction_stamps: dict[str, int] = {}
         self._catalog_stamp = 0
+        self._starts: dict[tuple[bytes, int], int] = {}
+        self._deleted: set[bytes] = set()
+        """Where logs will begin, and which topics will be gone, when all is replayed."""
         self._early: dict[tuple[bytes, int], PartitionPart] = {}
         """Parts of partitions that the catalog's part, stamped before them, does not know yet."""
         self.dirty: dict[Partition, int] = {}
@@ -87,6 +98,19 @@ class Replay:
         """Batches that have their place in a segment and are not written yet."""
         self._written = 0
         """Where in the journal the first of them may lie: they keep in memory what was read from there on."""
+
+    def foresee(self, group: Group) -> None:
+        """Note what a group lets go of: of files below that, any may be missing, and none may be looked at.
+
+        They are deleted as soon as the entry is on disk, and a crash may keep some of them and not others.
+        """
+        for stored in group.entries:
+            entry = decode_discard(stored)
+            if isinstance(entry, TopicDeleted):
+                self._deleted.add(entry.topic_id)
+            elif entry is not None:
+                key = (entry.topic_id, entry.index)
+                self._starts[key] = max(self._starts.get(key, 0), entry.log_start_offset)
 
     def load(self, snapshot: Snapshot) -> None:
         for stamp, stored in snapshot.parts():
@@ -112,14 +136,18 @@ class Replay:
     def _prepare(self, topic: Topic) -> None:
         """Load what the snapshot knows of a topic's partitions; tell their segments what can be trusted."""
         for partition in topic.partitions:
-            view = self._store.partition(topic.topic_id, partition.index)
-            part = self._early.pop((topic.topic_id, partition.index), None)
+            key = (topic.topic_id, partition.index)
+            part = self._early.pop(key, None)
             flushed: Flushed | None = None
             if part is not None:
                 load_partition(partition.log, part)
                 flushed = flushed_in(part)
-            # Without a flush every batch is still in the journal, from offset 0 on.
-            view.restore(flushed, 0 if flushed is None else partition.log.log_start_offset)
+            if topic.topic_id not in self._deleted:
+                # Without a flush every batch is still in the journal, from offset 0 on.
+                start = (
+                    0 if flushed is None else max(partition.log.log_start_offset, self._starts.get(key, 0))
+                )
+                self._store.partition(*key).restore(flushed, start)
 
     def replay(self, group: Group) -> None:
         for stored in group.entries:
@@ -174,6 +202,8 @@ class Replay:
             aborted = effect.aborted
             if effect.ended_first_offset >= 0:
                 partition.log.reveal_end(effect.ended_first_offset)
+        if entry.topic_id in self._deleted:
+            return
         view = self._store.partition(entry.topic_id, entry.index)
         if entry.header.base_offset >= view.end_offset:
             self.dirty.setdefault(partition, group.position)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from semel.server.life import Job, Life
 from semel.server.planted import NO_FAULT, planted_apis, planted_life
 from semel.server.recovery import Layout
 from semel.server.settings import Settings
-from semel.server.upkeep import retention
+from semel.server.upkeep import compact, retention
 from semel.storage.store import Store
 from semel.testing.simdisk import Faults, PowerLoss, SimDisk
 from semel.verify.ledger import Place, Violation
@@ -116,7 +116,9 @@ class Machine:
         self.recoveries = 0
         self._jobs: deque[Job] = deque()
         self._reports: deque[Callable[[], None]] = deque()
-        self._checkpoint: asyncio.Task[None] | None = None
+        self._background: dict[str, asyncio.Task[None]] = {}
+        """Coroutines of the loop that wait for work on files: one checkpoint and one compaction at most."""
+        self._checkpointer: Checkpointer | None = None
         self._is_dark = False
         self._durable = 0
         self.life = self._start()
@@ -268,12 +270,26 @@ class Machine:
     # Checkpoints.
 
     def begin_checkpoint(self, *, flush: bool) -> None:
-        if self._checkpoint is None and not self.life.is_over:
+        if self.life.is_over:
+            return
+        if self._checkpointer is None or self._checkpointer.life is not self.life:
             in_worker = partial(self._in_worker, self.disk.life)
-            checkpointer = Checkpointer(
+            self._checkpointer = Checkpointer(
                 self.life, self.disk, self.layout, self.settings, in_worker, self.dice.random
             )
-            self._checkpoint = asyncio.get_running_loop().create_task(self._take(checkpointer, flush))
+        self._spawn("checkpoint", partial(self._take, self._checkpointer, flush))
+
+    def begin_compaction(self, place: Place) -> None:
+        """Look whether a partition needs compaction, and if so do that beside everything else."""
+        partition = self.life.broker.catalog.partition(*place)
+        if partition is None or self.life.is_over or not partition.topic.settings.log.compacts:
+            return
+        in_worker = partial(self._in_worker, self.disk.life)
+        self._spawn("compaction", partial(compact, self.life, partition, self.now_ms, in_worker))
+
+    def _spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._background:
+            self._background[name] = asyncio.get_running_loop().create_task(work())
 
     async def _take(self, checkpointer: Checkpointer, flush: bool) -> None:
         life = checkpointer.life
@@ -300,17 +316,19 @@ class Machine:
         return await file_work.done
 
     async def breathe(self) -> None:
-        """Let a checkpoint go on."""
-        task = self._checkpoint
-        if task is None:
+        """Let checkpoints and compactions go on."""
+        if not self._background:
             return
         await asyncio.sleep(0)
-        if task.done() and self._checkpoint is task:
-            self._checkpoint = None
+        for name, task in tuple(self._background.items()):
+            if not task.done():
+                continue
+            del self._background[name]
             error = None if task.cancelled() else task.exception()
             if isinstance(error, PowerLoss) or self._is_dark:
                 self.crash()
-            elif error is not None:
+                return
+            if error is not None:
                 raise error
 
     # Ends.
@@ -342,10 +360,10 @@ class Machine:
         self._jobs.clear()
         self._reports.clear()
         self._is_dark = False
-        if self._checkpoint is not None:
-            self._checkpoint.add_done_callback(_forget)
-            self._checkpoint.cancel()
-            self._checkpoint = None
+        for task in self._background.values():
+            task.add_done_callback(_forget)
+            task.cancel()
+        self._background.clear()
 
     def _start(self) -> Life:
         for _ in range(MAX_BUILDS):
@@ -388,7 +406,7 @@ class Machine:
             did = self.report() or did
             did = self.work() or did
             await self.breathe()
-            if not did and self._checkpoint is None and not self.is_recovering and not self.life.waiting:
+            if not did and not self._background and not self.is_recovering and not self.life.waiting:
                 return
 
 

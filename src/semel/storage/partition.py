@@ -570,7 +570,10 @@ class PartitionStore:
     # Recovery.
 
     def restore(self, flushed: Flushed | None, log_start_offset: int) -> None:
-        """Begin again from what is certain to be on disk; the batches from `flushed.end_offset` on follow."""
+        """Begin again from what is certain to be on disk; the batches from `flushed.end_offset` on follow.
+
+        What lies below `log_start_offset` may be there or not, and is not looked at.
+        """
         disk = self.store.disk
         directory = self.directory
         names = disk.listdir(directory) if disk.exists(directory) else []
@@ -597,7 +600,7 @@ class PartitionStore:
                 segment = self._restored(base, following)
                 segment.size = self._size_on_disk(segment)
                 self.segments.append(segment)
-        if flushed.size:
+        if flushed.size and flushed.end_offset > log_start_offset:
             last = self._restored(flushed.segment_base, flushed.end_offset)
             if last.path.name in recovery.names and self._size_on_disk(last) >= flushed.size:
                 last.size = self._planned_size = flushed.size
