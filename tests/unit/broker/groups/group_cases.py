@@ -76,6 +76,7 @@ class Bench:
         self.monotonic_ms = 1_000_000
         self._ids = 0
         self.broker = self._new_broker()
+        self.tick()  # The first one starts the sessions of members that a restart has brought back.
 
     def _new_broker(self) -> Broker:
         return Broker(

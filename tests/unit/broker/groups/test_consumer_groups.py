@@ -115,6 +115,22 @@ def test_what_a_leaver_had_goes_to_the_others() -> None:
     assert not len(bench.broker.groups.consumer_sessions)
 
 
+def test_the_assignment_is_told_when_it_changes_or_when_everything_is_asked_for() -> None:
+    bench = Bench()
+    bench.create_topic("events", 2)
+    client = ConsumerClient(bench, "a")
+    client.join()
+    owned = topic_partitions(client.owned)
+    timeout, topics = client.rebalance_ms, list(client.topics)
+    assert client.send(client.request(topic_partitions=owned)).assignment is None
+    assert client.send(client.request(subscribed_topic_names=topics)).assignment is None
+    said = {"rebalance_timeout_ms": timeout, "subscribed_topic_names": topics}
+    assert client.send(client.request(**said)).assignment is None
+    assert client.send(client.request(**said, topic_partitions=owned)).assignment is not None
+    said = {"rebalance_timeout_ms": timeout, "subscribed_topic_regex": ""}
+    assert client.send(client.request(**said, topic_partitions=owned)).assignment is not None
+
+
 def test_a_member_that_leaves_is_told_its_leaving_epoch() -> None:
     bench = Bench()
     bench.create_topic("events")
@@ -369,6 +385,20 @@ def test_a_static_member_that_is_away_keeps_its_place() -> None:
     converge(back, here)
     assert membership_of(bench).epoch == epoch
     assert set(membership_of(bench).targets) == {"a2", "b"}
+
+
+def test_a_static_member_that_goes_away_gives_up_what_it_was_to_give_up() -> None:
+    bench = Bench()
+    bench.create_topic("events", 4)
+    away, here = ConsumerClient(bench, "a", instance_id="i"), ConsumerClient(bench, "b")
+    away.join()
+    here.join()
+    away.send(away.request())
+    here.beat()
+    assert counts(here) == [0]
+    away.leave(-2)
+    here.beat()
+    assert counts(here) == [2]
 
 
 def test_a_static_member_that_stays_away_loses_its_place() -> None:

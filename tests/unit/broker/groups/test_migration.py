@@ -6,13 +6,15 @@ import random
 
 import pytest
 from consumer_cases import ConsumerClient, membership_of, state_of
-from group_cases import GROUP, Asked, Bench, Client, settle
+from group_cases import GROUP, Asked, Bench, Client, settle, subscription
 
 from semel.broker.groups.assignors import Partitions, TopicPartition
 from semel.broker.groups.classic import ClassicMembership, subscription_of
 from semel.broker.groups.consumer import ConsumerMembership
 from semel.broker.groups.consumer_group_describe import consumer_group_describe
+from semel.broker.groups.leave_group import leave_group
 from semel.broker.groups.migration import read_assignment
+from semel.broker.groups.settings import GroupSettings
 from semel.broker.topics import Topic
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -20,6 +22,7 @@ from semel.wire.messages.consumer_protocol_assignment import ConsumerProtocolAss
 from semel.wire.messages.consumer_protocol_assignment import TopicPartition as Assigned
 from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from semel.wire.messages.consumer_protocol_subscription import TopicPartition as Owned
+from semel.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 
 NOTHING: Partitions = frozenset()
 
@@ -330,6 +333,51 @@ def test_a_worker_of_something_else_cannot_join_a_consumer_group() -> None:
     assert worker.send_join().reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     garbage = Client(bench, "c", protocols=[("range", b"?")])
     assert garbage.send_join().reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_classic_members_of_a_consumer_group_are_held_to_the_same_rules() -> None:
+    bench = Bench(GroupSettings(max_size=3))
+    bench.create_topic("events", 2)
+    ConsumerClient(bench, "new").join()
+    old = Client(bench, "old", instance_id="i")
+    old.join()
+    foreign = Client(bench, "x", protocols=[("other", subscription("events"))])
+    assert foreign.send_join().reply.error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    unknown = Client(bench, "y", instance_id="unknown")
+    unknown.member_id = "made-up"
+    assert unknown.send_join().reply.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    fenced = Client(bench, "z", instance_id="i")
+    fenced.member_id = "made-up"
+    assert fenced.send_join().reply.error_code == ErrorCode.FENCED_INSTANCE_ID
+    dynamic = Client(bench, "d")
+    assert dynamic.send_join().reply.error_code == ErrorCode.MEMBER_ID_REQUIRED
+    dynamic.join()
+    assert Client(bench, "e").send_join().reply.error_code == ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert dynamic.send_join().reply.error_code == 0, "who is in may join again"
+    dynamic.protocols = [("other", b"")]
+    assert dynamic.synced().error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    poser = Client(bench, "p")
+    poser.member_id, poser.generation = "new", 1
+    assert poser.beat() == poser.synced().error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_tool_removes_classic_members_of_a_consumer_group() -> None:
+    bench = Bench()
+    bench.create_topic("events", 2)
+    new = ConsumerClient(bench, "new")
+    new.join()
+    old = Client(bench, "old", instance_id="i")
+    old.join()
+    epoch = membership_of(bench).epoch
+    strangers = [MemberIdentity(member_id="x"), MemberIdentity(member_id="", group_instance_id="unknown")]
+    request = LeaveGroupRequest(group_id=GROUP, members=strangers)
+    answers = bench.ask(leave_group, request, 5).reply.members
+    assert {answer.error_code for answer in answers} == {ErrorCode.UNKNOWN_MEMBER_ID}
+    assert membership_of(bench).epoch == epoch
+    twice = [MemberIdentity(member_id="", group_instance_id="i")] * 2
+    answers = bench.ask(leave_group, LeaveGroupRequest(group_id=GROUP, members=twice), 5).reply.members
+    assert [answer.error_code for answer in answers] == [0, ErrorCode.UNKNOWN_MEMBER_ID]
+    assert set(membership_of(bench).members) == {"new"}
 
 
 def test_a_classic_member_that_falls_silent_or_does_not_come_back_is_removed() -> None:
