@@ -364,7 +364,7 @@ async def test_what_is_found_is_always_a_state_that_was_and_none_before_an_answe
 
 
 async def test_a_deleted_segment_that_a_crash_brings_back_is_not_built_on() -> None:
-    """Found by a seed: an older segment came back and a newer did not, so a recovery wrote into the wrong file.
+    """Found by a seed: an older segment came back, a newer did not, and a recovery wrote into the wrong file.
 
     The recovery after that met what was left of it, and took it for corruption.
     """
@@ -392,6 +392,7 @@ async def test_a_deleted_segment_that_a_crash_brings_back_is_not_built_on() -> N
     churn.submit(request, 1, ErrorCode.NONE, state, code_of_cut)
     await churn.settle()
     assert not machine.disk.exists(oldest)
+    machine.disk.fsync_dir(oldest.parent)
     machine.disk.put(oldest, content[:40] + bytes(len(content)))
     machine.crash()
     churn.check_life()
