@@ -436,8 +436,12 @@ class Node:
             slot,
         )
         decision = served.decide(self.life.broker, request, caller, self.now())
-        if self._is_recovering and decision.entries:
-            slot.refuse()
+        if self._is_recovering:
+            # Readers go on: they find the broker and their partitions, whatever the old life ended on.
+            if decision.entries or isinstance(decision.reply, Parked):
+                slot.refuse()
+            else:
+                slot.answer(decision.reply)
             return
         self._submit(slot, decision)
         if decision.hang_up is not None:
