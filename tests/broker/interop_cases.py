@@ -87,3 +87,8 @@ def sample_records(count: int, seed: int = 1) -> list[Record]:
         for n in range(count - len(special))
     ]
     return special + more
+
+
+def at_offsets(records: list[Record], first: int = 0) -> list[Stored]:
+    """What a consumer gets of records that lie one after the other."""
+    return [Stored(record, first + n) for n, record in enumerate(records)]

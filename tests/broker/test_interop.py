@@ -12,7 +12,7 @@ from client_aiokafka import AioKafka
 from client_confluent import Confluent
 from client_java import Java
 from client_kafka_python import KafkaPython
-from interop_cases import BASE_MS, CODECS, Record, StockClient, Stored, sample_records
+from interop_cases import BASE_MS, CODECS, Record, StockClient, at_offsets, sample_records
 
 CLIENTS = ("confluent", "kafka-python", "aiokafka", "java")
 
@@ -47,10 +47,6 @@ def client(request: pytest.FixtureRequest, clients: dict[str, StockClient]) -> S
 def other(request: pytest.FixtureRequest, clients: dict[str, StockClient]) -> StockClient:
     """A second client, to read what the first wrote."""
     return chosen(clients, request.param)
-
-
-def at_offsets(records: list[Record], first: int = 0) -> list[Stored]:
-    return [Stored(record, first + n) for n, record in enumerate(records)]
 
 
 @pytest.mark.parametrize("codec", CODECS)
