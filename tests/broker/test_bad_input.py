@@ -6,12 +6,15 @@ has met no bug, and a bystander that was at work all the while has seen neither 
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import socket
 import time
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 from struct import pack
 from typing import Final
 
@@ -29,6 +32,7 @@ from raw_client import (
     produce,
 )
 
+from semel.wire import messages
 from semel.wire.apis import APIS, ApiKey
 from semel.wire.batch import write_crc
 from semel.wire.compression import Codec, compress
@@ -45,6 +49,7 @@ from semel.wire.messages.list_offsets import (
 )
 from semel.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from semel.wire.primitives import EncodeError
 from semel.wire.records import Record, build_batch
 
 MIB: Final = 1 << 20
@@ -54,6 +59,7 @@ PATIENCE_S: Final = 4.0
 """How long the bystander may wait for three answers, on a machine that is busy with the test as well."""
 MAX_REQUEST_BYTES: Final = 100 * MIB
 CONNECTIONS: Final = 10_000
+MUTANTS: Final = int(os.environ.get("TEST_MUTANTS", "5000"))
 
 
 @pytest.fixture(scope="module")
@@ -627,7 +633,7 @@ def test_mutated_requests_never_break_the_broker(tmp_path_factory: pytest.TempPa
         bodies = valid_bodies()
         client = RawClient(broker.port)
         client.socket.settimeout(0.02)
-        for _ in range(3000):
+        for _ in range(MUTANTS):
             client = send_mutant(client, broker.port, dice, dice.choice(bodies))
         witness.check()
         witness.stop()
@@ -676,6 +682,22 @@ def valid_bodies() -> list[bytes]:
         versions = {api.max_version - 1, (api.min_version + api.max_version) // 2}
         for version in sorted(versions):
             bodies.append(encoded(request, version)[4:])
+    return bodies + empty_bodies()
+
+
+def empty_bodies() -> list[bytes]:
+    """A request of every API that says as little as it can, in all its versions."""
+    bodies = []
+    for module in iter_modules(messages.__path__):
+        loaded = import_module(f"{messages.__name__}.{module.name}")
+        for kind in vars(loaded).values():
+            if isinstance(kind, type) and kind.__name__.endswith("Request") and hasattr(kind, "API_KEY"):
+                for version in range(kind.MIN_VERSION, kind.MAX_VERSION + 1):
+                    try:
+                        bodies.append(encoded(kind(), version)[4:])
+                    except EncodeError:
+                        continue  # A field without a default.
+    assert len(bodies) > 100
     return bodies
 
 
