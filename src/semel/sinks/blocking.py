@@ -1,0 +1,105 @@
+"""The same sinks for programs without an event loop: each call runs on a loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
+from semel.sinks.sink import Rows, SourceOffsets, TransactionalSink, Writer, WriterPlan
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread. `run` may be called from any other thread."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for the work; an interrupt of the caller cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class BlockingWriter:
+    """A writer for a task that is plain code. As a context manager it cancels what was not finished."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._thread = LoopThread("semel writer")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def write(self, rows: Rows) -> None:
+        self._thread.run(self._writer.write(rows))
+
+    def finish(self) -> Receipt:
+        return self._thread.run(self._writer.finish())
+
+    def cancel(self) -> None:
+        try:
+            self._thread.run(self._writer.cancel())
+        finally:
+            self._thread.close()
+
+
+class BlockingSink:
+    """A sink for a program that is plain code: the methods of `TransactionalSink`, without `await`."""
+
+    def __init__(self, sink: TransactionalSink) -> None:
+        self.sink = sink
+        self._thread = LoopThread("semel sink")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, sink_id: str) -> int | None:
+        return self._thread.run(self.sink.open(sink_id))
+
+    def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
+        return self._thread.run(self.sink.begin(epoch, origin))
+
+    def writer(self, task: int = 0, attempt: str = "0", *, tasks: int = 1) -> BlockingWriter:
+        return BlockingWriter(self.sink.writer(task, attempt, tasks=tasks))
+
+    def commit(
+        self, epoch: int, receipts: Iterable[Receipt], source_offsets: SourceOffsets | None = None
+    ) -> None:
+        self._thread.run(self.sink.commit(epoch, receipts, source_offsets))
+
+    def abort(self, epoch: int, reason: str = "") -> None:
+        self._thread.run(self.sink.abort(epoch, reason))
+
+    def close(self) -> None:
+        try:
+            self._thread.run(self.sink.close())
+        finally:
+            self._thread.close()

@@ -1,0 +1,62 @@
+"""What passes between the owner of an epoch and its writers, all of it small and made to be pickled."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from semel.sinks.errors import CommitFailed
+
+
+class Origin(NamedTuple):
+    """Where an epoch's rows come from: the query, and a digest of the source's end offsets.
+
+    An epoch that is run again must have the same origin as the one that the marker remembers. A plain
+    program whose epochs have no source leaves both empty.
+    """
+
+    query_id: str = ""
+    offsets_digest: str = ""
+
+
+NO_ORIGIN: Final = Origin()
+
+
+class Place(NamedTuple):
+    """One epoch of one run of one sink; what a receipt must agree with."""
+
+    run: str
+    epoch: int
+
+
+@dataclass(slots=True, frozen=True)
+class Receipt:
+    """A writer's word that its rows are in the transaction, or staged, and how many they are.
+
+    `parts` counts them by what only one writer may touch (Kafka's partitions) or by where they wait (a
+    staging table): text to number of rows.
+    """
+
+    place: Place
+    task: int
+    attempt: str
+    rows: int
+    bytes: int
+    dead_letters: int = 0
+    parts: dict[str, int] = field(default_factory=dict)
+
+
+def check_receipts(place: Place, receipts: Iterable[Receipt]) -> list[Receipt]:
+    """The receipts in order of their tasks, if all are of this run and epoch, and each task gave one."""
+    by_task: dict[int, Receipt] = {}
+    for receipt in receipts:
+        if receipt.place != place:
+            raise CommitFailed(
+                f"task {receipt.task} gave a receipt of run {receipt.place.run}, epoch "
+                f"{receipt.place.epoch}; this is run {place.run}, epoch {place.epoch}: a late writer's work is not committed"
+            )
+        if receipt.task in by_task:
+            raise CommitFailed(
+                f"task {receipt.task} gave two receipts in epoch {place.epoch}: hand in that of one attempt"
+            )
+        by_task[receipt.task] = receipt
+    return [by_task[task] for task in sorted(by_task)]

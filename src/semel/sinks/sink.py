@@ -1,0 +1,370 @@
+"""The contract of a transactional sink, and the part of it that is the same for every target.
+
+A sink takes numbered epochs, in order, and makes each visible exactly once, whole or not at all. Its owner is
+one process at a time; the writers of an epoch may be many, in other processes and on other machines.
+
+    last = await sink.open("orders-to-billing")      # fences earlier owners, aborts what they left
+    plan = await sink.begin(epoch)                   # None: this epoch is there already
+    receipt = ...                                    # plan.writer(task, attempt): write, write, finish
+    await sink.commit(epoch, [receipt])              # or: await sink.abort(epoch)
+    await sink.close()
+
+The states, and what leads from one to the next (`ALLOWED_FROM`):
+
+| from | to | by |
+|---|---|---|
+| closed | idle | `open` |
+| idle | active | `begin` of an epoch that is not there yet |
+| active | committing → idle | `commit` |
+| active | aborting → idle | `abort` |
+| committing | active | `CommitFailed`: it is certainly not committed, and must be aborted |
+| committing | failed | `UnknownOutcome`, `FencedOut`, a cancellation: only the next `open` tells |
+| aborting | failed | the abort was not confirmed: the next `open` does it |
+| failed | idle | `open`, except after `FencedOut` |
+| any | closed | `close` |
+
+Once commit was sent, abort is never sent. Not for use by several tasks at once.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
+
+from semel.errors import ConfigError
+from semel.sinks.errors import (
+    AbortFailed,
+    BeginFailed,
+    CommitFailed,
+    FencedOut,
+    SinkError,
+    UnknownOutcome,
+)
+from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, judge
+from semel.sinks.metrics import SinkMetrics
+from semel.sinks.receipts import NO_ORIGIN, Origin, Place, Receipt, check_receipts
+from semel.sinks.settings import SinkSettings
+from semel.sinks.tracker import EpochTracker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# What a writer takes: Arrow data, or rows as mappings from column to value.
+Rows: TypeAlias = "pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]]"
+
+MAX_SINK_ID_CHARACTERS: Final = 200
+
+
+@dataclass(slots=True, frozen=True)
+class SourceOffsets:
+    """How far an epoch has read its source: the next offset, by topic and partition."""
+
+    bootstrap: str
+    offsets: Mapping[str, Mapping[int, int]]
+
+
+class State(Enum):
+    CLOSED = "closed"
+    IDLE = "idle"
+    ACTIVE = "active"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    FAILED = "failed"
+
+
+ALLOWED_FROM: Final = {
+    State.IDLE: {State.CLOSED, State.FAILED, State.COMMITTING, State.ABORTING},
+    State.ACTIVE: {State.IDLE, State.COMMITTING},
+    State.COMMITTING: {State.ACTIVE},
+    State.ABORTING: {State.ACTIVE},
+    State.FAILED: set(State),
+    State.CLOSED: set(State),
+}
+
+
+class Writer(ABC):
+    """One attempt of one task at its part of an epoch: used once, and dropped after `finish` or `cancel`.
+
+    A writer never commits and never aborts: an error is for the owner, who aborts the epoch.
+    """
+
+    @abstractmethod
+    async def write(self, rows: Rows) -> None:
+        """Takes rows, in order; they reach the target at the latest with `finish`.
+
+        Not idempotent. Not cancellation-safe: a cancelled write leaves the writer fit for `cancel` only. After
+        a crash the rows are invisible, and gone with the abort of the epoch.
+        """
+
+    @abstractmethod
+    async def finish(self) -> Receipt:
+        """Waits until all rows are acknowledged by the target, and says how many they are.
+
+        Called once. After a crash later on, the rows are invisible until the owner commits this receipt.
+        """
+
+    @abstractmethod
+    async def cancel(self) -> None:
+        """Lets go of connections and promises nothing. Idempotent; does nothing after `finish`."""
+
+
+class WriterPlan(ABC):
+    """What an epoch's writers need to know, read once by the owner. Small, and made to be pickled."""
+
+    place: Place
+
+    @abstractmethod
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        """The writer for task number `task` of `tasks`. Nothing is sent before its first write.
+
+        `attempt` tells attempts at one task apart, across retries of stages and lives of the driver.
+        """
+
+
+class TransactionalSink(ABC):
+    """A sink and its one owner. `async with` closes it; `open` needs the sink's id."""
+
+    def __init__(self, settings: SinkSettings | None = None) -> None:
+        self.settings = settings or SinkSettings()
+        self.metrics = SinkMetrics()
+        self.tracker = EpochTracker()
+        self.sink_id = ""
+        self.run = ""
+        self._state = State.CLOSED
+        self._marker = NO_MARKER
+        self._epoch: int | None = None
+        self._origin = NO_ORIGIN
+        self._plan: WriterPlan | None = None
+        self._fenced: FencedOut | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def marker(self) -> Marker:
+        """The last committed epoch and its origin, as last read or written."""
+        return self._marker
+
+    @property
+    def plan(self) -> WriterPlan | None:
+        """The present epoch's, if one is active."""
+        return self._plan
+
+    # The contract
+
+    async def open(self, sink_id: str) -> int | None:
+        """Takes the sink: fences earlier owners, aborts what they left; returns the last committed epoch.
+
+        Idempotent in effect: each call is a new run. After a cancellation or a crash at any point inside it
+        earlier owners may be fenced already, and nothing else has changed: open again.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        if self._state not in (State.CLOSED, State.FAILED):
+            raise ConfigError(f"sink {self.sink_id!r} is open already")
+        if not sink_id or len(sink_id) > MAX_SINK_ID_CHARACTERS:
+            raise ConfigError(f"a sink's id is a name of 1 to {MAX_SINK_ID_CHARACTERS} characters")
+        self.sink_id, self.run = sink_id, secrets.token_hex(8)
+        self._plan, self._epoch = None, None
+        owner = Owner(
+            socket.gethostname(), os.getpid(), self.run, datetime.now(UTC).isoformat(timespec="seconds")
+        )
+        try:
+            self._marker = await self._open(owner)
+        except FencedOut as error:
+            raise self._fail(error) from error
+        self._enter(State.IDLE)
+        self.tracker.last_committed = None if self._marker.epoch < 0 else self._marker.epoch
+        return self.tracker.last_committed
+
+    async def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
+        """Begins an epoch; None if the marker proves that it is committed, and then nothing is to be done.
+
+        Idempotent until a writer has written. After a crash the epoch is aborted by the next `open`.
+        """
+        self._require(State.IDLE)
+        if judge(self.sink_id, self._marker, epoch, origin) is Verdict.COMMITTED:
+            self.metrics.skips += 1
+            self.tracker.skipped(epoch)
+            return None
+        try:
+            self._plan = await self._begin(epoch)
+        except FencedOut as error:
+            raise self._fail(error) from error
+        self._epoch, self._origin = epoch, origin
+        self.tracker.begun(epoch)
+        self._enter(State.ACTIVE)
+        return self._plan
+
+    def writer(self, task: int = 0, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        """A writer in this process for the present epoch."""
+        self._require(State.ACTIVE)
+        assert self._plan is not None
+        return self._plan.writer(task, attempt, tasks=tasks)
+
+    async def commit(
+        self, epoch: int, receipts: Iterable[Receipt], source_offsets: SourceOffsets | None = None
+    ) -> None:
+        """Makes the epoch visible, with its marker, in one step.
+
+        `CommitFailed`: it is certainly not, abort it. `UnknownOutcome` or a cancellation: it may be; the
+        next `open` waits for the decision and reads the marker. A crash before the target has decided leaves
+        the epoch to be aborted by the next `open`; after it, `begin` says that it is committed.
+        """
+        self._require(State.ACTIVE)
+        self._require_epoch(epoch)
+        accepted = self._accept(epoch, receipts)
+        marker = Marker(epoch, self._origin.query_id, self._origin.offsets_digest)
+        started = time.monotonic()
+        self._enter(State.COMMITTING)
+        try:
+            await self._commit(marker, accepted, source_offsets)
+        except CommitFailed:
+            self.metrics.failures += 1
+            self._enter(State.ACTIVE)
+            raise
+        except SinkError as error:
+            raise self._fail(error) from error
+        except BaseException:
+            self._fail(UnknownOutcome(f"the commit of epoch {epoch} was cut short; open the sink anew"))
+            raise
+        self._committed(marker, accepted, time.monotonic() - started)
+
+    async def abort(self, epoch: int, reason: str = "") -> None:
+        """Drops the epoch: none of it was or will be visible. Then the same epoch may be begun again.
+
+        Never possible once commit was sent. `AbortFailed`: what was written stays invisible, and the next
+        `open` removes it. After a crash likewise.
+        """
+        self._require(State.ACTIVE)
+        self._require_epoch(epoch)
+        self._enter(State.ABORTING)
+        try:
+            async with asyncio.timeout(self.settings.abort_timeout):
+                await self._abort()
+        except TimeoutError as error:
+            raise self._fail(
+                AbortFailed(
+                    f"the abort of epoch {epoch} of sink {self.sink_id!r} was not confirmed within "
+                    f"{self.settings.abort_timeout:g} s: open the sink anew, which aborts it"
+                )
+            ) from error
+        except SinkError as error:
+            raise self._fail(error) from error
+        except BaseException:
+            self._fail(AbortFailed(f"the abort of epoch {epoch} was cut short; open the sink anew"))
+            raise
+        self.metrics.aborts += 1
+        self.tracker.aborted(reason)
+        self._end_epoch()
+
+    async def close(self) -> None:
+        """Aborts what is active, if that can be done, and lets go. Idempotent."""
+        if self._state is State.CLOSED:
+            return
+        try:
+            if self._state is State.ACTIVE and self._epoch is not None:
+                await self.abort(self._epoch, "the sink was closed")
+        except SinkError:
+            pass  # the next `open` aborts it
+        finally:
+            await self._close()
+            self._enter(State.CLOSED)
+            self._plan, self._epoch = None, None
+
+    # What a target does
+
+    @abstractmethod
+    async def _open(self, owner: Owner) -> Marker:
+        """Checks target and settings, fences, cleans up, reads the marker. May be called after a failure."""
+
+    @abstractmethod
+    async def _begin(self, epoch: int) -> WriterPlan:
+        """Begins the target's transaction."""
+
+    @abstractmethod
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        """Commits rows and marker in one step, within `settings.commit_timeout`.
+
+        Raises CommitFailed where it is certain that it did not, UnknownOutcome where it is not, FencedOut.
+        """
+
+    @abstractmethod
+    async def _abort(self) -> None:
+        """Ends the transaction without a trace, or raises AbortFailed or FencedOut."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Lets go of connections, in any state."""
+
+    # States
+
+    def _accept(self, epoch: int, receipts: Iterable[Receipt]) -> list[Receipt]:
+        accepted = check_receipts(Place(self.run, epoch), receipts)
+        for hook in self.settings.before_commit:
+            try:
+                hook(epoch)
+            except Exception as error:
+                raise CommitFailed(
+                    f"a before_commit hook vetoed epoch {epoch}: {error}", is_permanent=True
+                ) from error
+        return accepted
+
+    def _committed(self, marker: Marker, receipts: list[Receipt], seconds: float) -> None:
+        rows = sum(receipt.rows for receipt in receipts)
+        size_bytes = sum(receipt.bytes for receipt in receipts)
+        self.metrics.commits += 1
+        self.metrics.rows += rows
+        self.metrics.bytes += size_bytes
+        self.metrics.dead_letters += sum(receipt.dead_letters for receipt in receipts)
+        self.metrics.commit_latency.observe(seconds)
+        self.tracker.committed(marker.epoch, rows, size_bytes)
+        self._marker = marker
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._plan, self._epoch = None, None
+        self._enter(State.IDLE)
+
+    def _require(self, state: State) -> None:
+        if self._state is state:
+            return
+        if self._fenced is not None:
+            raise self._fenced
+        what = f"sink {self.sink_id!r}" if self.sink_id else "the sink"
+        raise BeginFailed(f"{what} is {self._state.value}, and this needs it {state.value}")
+
+    def _require_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise BeginFailed(f"sink {self.sink_id!r} has epoch {self._epoch} active, not {epoch}")
+
+    def _enter(self, state: State) -> None:
+        assert self._state in ALLOWED_FROM[state], f"{self._state} to {state}"
+        self._state = state
+
+    def _fail(self, error: SinkError) -> SinkError:
+        self.metrics.failures += 1
+        self.tracker.failed(str(error))
+        if isinstance(error, FencedOut):
+            self._fenced = error
+        self._enter(State.FAILED)
+        return error
