@@ -11,7 +11,7 @@ import click
 from semel.cli.tables import output_option
 from semel.server.planted import FAULTS, NO_FAULT
 from semel.simulate.campaign import play_seeds
-from semel.simulate.exhaustive import Scope, explore
+from semel.simulate.exhaustive import PAIRS, Scope, explore
 from semel.simulate.run import STEPS, Failure, Tally
 
 DEFAULT_SEEDS = 2000
@@ -87,14 +87,18 @@ def _report(total: Tally, failures: list[Failure], elapsed_s: float, again: str,
 
 
 def _explore(depth: int, fault: str, output: str) -> int:
-    found = explore(Scope(depth=depth, fault=fault))
-    if output == "json":
-        click.echo(json.dumps(asdict(found)))
-    else:
-        click.echo(
-            f"depth {found.depth}: {found.states} states, {found.transitions} transitions, "
-            f"{found.crashes} crashes in {found.elapsed_s:.1f} s"
-        )
+    """With producers of every version; the first of them that breaks a promise is the last."""
+    for clients in PAIRS:
+        found = explore(Scope(depth=depth, clients=clients, fault=fault))
+        if output == "json":
+            click.echo(json.dumps(asdict(found)))
+        else:
+            click.echo(
+                f"depth {found.depth}, {found.clients}: {found.states} states, "
+                f"{found.transitions} transitions, {found.crashes} crashes in {found.elapsed_s:.1f} s"
+            )
         if found.violation:
-            click.echo(f"{found.violation}\n  by: {' ; '.join(found.path)}")
-    return 1 if found.violation else 0
+            if output != "json":
+                click.echo(f"{found.violation}\n  by: {' ; '.join(found.path)}")
+            return 1
+    return 0

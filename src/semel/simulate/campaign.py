@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import multiprocessing
 from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
 from semel.server.planted import NO_FAULT
+from semel.simulate.machine import silenced
 from semel.simulate.run import STEPS, Failure, Tally, play
 
 SEEDS_PER_TASK: Final = 20
@@ -29,12 +29,8 @@ def play_seeds(
 
 
 def _play_some(steps: int, fault: str, seeds: range) -> tuple[Tally, list[Failure]]:
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # A broker that crashes all the time has much to say.
-    try:
+    with silenced():
         return asyncio.run(_play(steps, fault, seeds))
-    finally:
-        logging.disable(level)
 
 
 async def _play(steps: int, fault: str, seeds: range) -> tuple[Tally, list[Failure]]:

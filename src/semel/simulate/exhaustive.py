@@ -1,10 +1,10 @@
 """Every interleaving of a small scope, to a stated depth: what a model checker does, with the real core.
 
-The scope: a transactional producer of version 2 that writes to two partitions, another one (of version 1 or
-2) that writes to one of them and commits an offset of a group, a timeout, another instance that fences the
-first producer, a request that is repeated, one that arrives late, a crash that loses or keeps what was not
-synced. Decisions, `apply`, `Life` and `Replay` are the broker's own; the journal is a list, and syncing it is
-an action.
+The scope: a transactional producer that writes to two partitions, another one that writes to one of them and
+commits an offset of a group, a timeout, another instance that fences the first producer, a request that is
+repeated, a write that arrives late, a crash that loses or keeps what was not synced. Each producer speaks
+transaction version 1 or 2 (`PAIRS`). Decisions, `apply`, `Life` and `Replay` are the broker's own; the
+journal is a list, and syncing it is an action.
 
 A state is reached by playing its actions from the beginning. Two states are the same if the durable state,
 the journal beyond it, the clients and what may still happen are.
@@ -43,8 +43,9 @@ from semel.simulate.clients import (
     Process,
     StageClient,
     TransactionalClient,
+    Versions,
 )
-from semel.simulate.machine import START_MS, Call
+from semel.simulate.machine import START_MS, Call, silenced
 from semel.simulate.reading import check_life, read_whole
 from semel.storage.memory import MemoryDisk
 from semel.storage.store import Store
@@ -52,6 +53,7 @@ from semel.verify.ledger import Ends, Ledger, Outcome, Place, Violation, name
 from semel.wire.frames import Message
 from semel.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from semel.wire.messages.init_producer_id import InitProducerIdRequest
+from semel.wire.messages.produce import ProduceRequest
 
 PLACES: Final[tuple[Place, ...]] = (("log", 0), ("log", 1))
 SOURCE: Final[Place] = ("in", 0)
@@ -61,12 +63,28 @@ _ENDPOINT: Final = Endpoint("localhost", 9092)
 
 
 @dataclass(slots=True, frozen=True)
+class Pair:
+    """What the two producers speak."""
+
+    name: str
+    writer: Versions
+    committer: Versions
+
+
+PAIRS: Final = (
+    Pair("both of version 2", VERSION_2, VERSION_2),
+    Pair("the writer of version 2, the committer of version 1", VERSION_2, VERSION_1),
+    Pair("the writer of version 1, the committer of version 2", VERSION_1, VERSION_2),
+    Pair("both of version 1", VERSION_1, VERSION_1),
+)
+
+
+@dataclass(slots=True, frozen=True)
 class Scope:
     """What is explored."""
 
     depth: int
-    old_clients: bool = False
-    """The second producer speaks version 1."""
+    clients: Pair = PAIRS[0]
     fault: str = NO_FAULT
 
 
@@ -75,6 +93,7 @@ class Found:
     """What the exploration came across."""
 
     depth: int
+    clients: str
     states: int = 0
     transitions: int = 0
     crashes: int = 0
@@ -122,6 +141,8 @@ class Writer(TransactionalClient):
         yield from self._identify(self.transactional_id)
         try:
             self.unit = unit = self._ledger.begin(self.life_id)
+            if not self._versions.joins_by_writing:
+                yield from self._join(list(PLACES))  # At once, as clients do: it is one step then, not two.
             for place in PLACES:
                 yield from self._send({place: [unit.add(place)]})
             yield from self._end(unit, commit=True)
@@ -186,11 +207,13 @@ class World:
         self._prepare()
         dice = random.Random(0)
         places = list(PLACES)
-        versions = VERSION_1 if scope.old_clients else VERSION_2
+        speaks = scope.clients
         self.actors = {
-            "writer": Actor(Writer("writer", dice, self.ledger, places, VERSION_2, "writer")),
+            "writer": Actor(Writer("writer", dice, self.ledger, places, speaks.writer, "writer")),
             "committer": Actor(
-                Committer("committer", dice, self.ledger, places, versions, GROUP, SOURCE, _read_nothing)
+                Committer(
+                    "committer", dice, self.ledger, places, speaks.committer, GROUP, SOURCE, _read_nothing
+                )
             ),
         }
         for actor in self.actors.values():
@@ -294,10 +317,11 @@ class World:
 
     def _deliver(self, actor: Actor) -> None:
         assert actor.ask is not None
-        if actor.asked == 1:
+        request = actor.ask.make()
+        if actor.first_write is None and isinstance(request, ProduceRequest):
             actor.first_write = actor.ask
         actor.is_delivered = True
-        self.request(actor.call, actor.ask.make(), actor.ask.version)
+        self.request(actor.call, request, actor.ask.version)
 
     def _repeat(self, who: str) -> None:
         """The answer was lost, or takes too long: the client asks the same again."""
@@ -399,7 +423,12 @@ class World:
 
 def explore(scope: Scope) -> Found:
     """Go through all states up to the depth, the nearest first; stop at the first that breaks a promise."""
-    found = Found(scope.depth)
+    with silenced():
+        return _explore(scope)
+
+
+def _explore(scope: Scope) -> Found:
+    found = Found(scope.depth, scope.clients.name)
     began_s = time.monotonic()
     start = World(scope)
     seen = {start.key()}

@@ -8,9 +8,11 @@ operation of the disk. Between two steps the machine can be asked what would be 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +43,17 @@ MAX_BUILDS: Final = 200
 """Attempts to come back up; with more the faults are no longer planned ones."""
 START_MS: Final = 1_700_000_000_000
 _ENDPOINT: Final = Endpoint("localhost", 9092)
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Without logs: a broker that crashes all the time has much to say."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 class Unlucky(random.Random):
