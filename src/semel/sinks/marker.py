@@ -88,7 +88,7 @@ def _why(marker: Marker, epoch: int, same_query: bool) -> str:
     if not same_query:
         return (
             f"its last epoch, {marker.epoch}, is of another query ({marker.query_id}): the checkpoint was "
-            f"wiped or copied, or two pipelines have one name. Give this one a name of its own, or {ADOPT_HINT}"
+            f"wiped or copied, or two pipelines have one name. Give this one its own name; or {ADOPT_HINT}"
         )
     if epoch <= marker.epoch:
         return f"it has committed epoch {marker.epoch} already: the checkpoint was rolled back. {ADOPT_HINT}"

@@ -52,7 +52,8 @@ def check_receipts(place: Place, receipts: Iterable[Receipt]) -> list[Receipt]:
         if receipt.place != place:
             raise CommitFailed(
                 f"task {receipt.task} gave a receipt of run {receipt.place.run}, epoch "
-                f"{receipt.place.epoch}; this is run {place.run}, epoch {place.epoch}: a late writer's work is not committed"
+                f"{receipt.place.epoch}; this is run {place.run}, epoch {place.epoch}. "
+                f"A late writer's work is never committed"
             )
         if receipt.task in by_task:
             raise CommitFailed(

@@ -100,7 +100,7 @@ class Writer(ABC):
     async def write(self, rows: Rows) -> None:
         """Takes rows, in order; they reach the target at the latest with `finish`.
 
-        Not idempotent. Not cancellation-safe: a cancelled write leaves the writer fit for `cancel` only. After
+        Not idempotent. Not cancellation-safe: a cancelled write leaves it fit for `cancel` only. After
         a crash the rows are invisible, and gone with the abort of the epoch.
         """
 
