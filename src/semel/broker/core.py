@@ -98,6 +98,7 @@ class Limits:
     max_transaction_partitions: int = 10_000
     max_open_transactions: int = 100_000
     """For each principal."""
+    max_transactional_ids: int = 250_000
     transactional_id_expiration_ms: int = 7 * 24 * 60 * 60 * 1000
     two_phase_commit: bool = False
 

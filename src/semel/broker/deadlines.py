@@ -38,10 +38,10 @@ class Deadlines(Generic[K]):
     def cancel(self, key: K) -> None:
         self._at.pop(key, None)
 
-    def due(self, now_ms: int) -> list[K]:
-        """The keys whose time has come, earliest first; their deadlines are gone."""
+    def due(self, now_ms: int, at_most: int | None = None) -> list[K]:
+        """The keys whose time has come, earliest first, no more than asked for; their deadlines are gone."""
         keys: list[K] = []
-        while self._heap and self._heap[0][0] <= now_ms:
+        while self._heap and self._heap[0][0] <= now_ms and len(keys) != at_most:
             at_ms, count, key = heappop(self._heap)
             if self._at.get(key) == (at_ms, count):
                 del self._at[key]

@@ -192,6 +192,7 @@ class Node:
                 max_transaction_timeout_ms=settings.integer("transaction.max.timeout.ms"),
                 max_transaction_partitions=settings.integer("transaction.max.partitions"),
                 max_open_transactions=settings.integer("max.open.transactions"),
+                max_transactional_ids=settings.integer("max.transactional.ids"),
                 transactional_id_expiration_ms=settings.integer("transactional.id.expiration.ms"),
                 two_phase_commit=settings.flag("transaction.two.phase.commit.enable"),
             ),

@@ -206,6 +206,9 @@ _OWN: Final = (
         "max.open.transactions", _I, "100000", "", "transactions that one principal may have open", minimum=1
     ),
     ConfigDefinition(
+        "max.transactional.ids", _I, "250000", "", "transactional ids that are known at a time", minimum=1
+    ),
+    ConfigDefinition(
         "transactional.id.expiration.ms",
         _I,
         "604800000",

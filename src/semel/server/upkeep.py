@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 PARTITIONS_PER_TURN: Final = 200
-"""How many partitions are looked at before other work gets its turn."""
+"""How many partitions are looked at before other work gets its turn ..."""
+IDS_PER_TURN: Final = 1000
+"""... and how many transactional ids."""
 
 
 class Upkeep:
@@ -56,14 +58,22 @@ class Upkeep:
 
     async def retain(self) -> None:
         """Move the start of every log past what is too old or too much; forget idle producers."""
-        for decision in forget_idle(self._node.life.broker, self._node.now()):
-            self._submit(decision)
+        await self._forget_transactional_ids()
         partitions = [partition for topic in self._node.life.broker.catalog for partition in topic.partitions]
         for count, partition in enumerate(partitions, start=1):
             self._retain(partition)
             self._forget_producers(partition)
             if count % PARTITIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
+
+    async def _forget_transactional_ids(self) -> None:
+        ids = list(self._node.life.broker.transactions.by_id)
+        for first in range(0, len(ids), IDS_PER_TURN):
+            some = ids[first : first + IDS_PER_TURN]
+            decision = forget_idle(self._node.life.broker, some, self._node.now())
+            if decision.entries:
+                self._submit(decision)
+            await asyncio.sleep(0)
 
     def _retain(self, partition: Partition) -> None:
         try:

@@ -22,6 +22,26 @@ def test_a_cancelled_deadline_never_comes() -> None:
     assert deadlines.due(10) == []
 
 
+def test_no_more_come_than_are_asked_for_and_the_rest_comes_next() -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    for key in range(5):
+        deadlines.set(key, key)
+    assert deadlines.due(3, at_most=3) == [0, 1, 2]
+    assert deadlines.due(3, at_most=3) == [3]
+
+
+def test_deadlines_that_are_set_again_and_cancelled_leave_nothing_behind() -> None:
+    deadlines: Deadlines[int] = Deadlines()
+    for turn in range(20):
+        for key in range(10_000):
+            deadlines.set(key, 1_000_000 + turn)
+    assert len(deadlines._heap) <= 64 + 2 * 10_000
+    for key in range(10_000):
+        deadlines.cancel(key)
+    deadlines.set(0, 1_000_000)
+    assert len(deadlines._heap) == 1
+
+
 def test_deadlines_behave_like_a_dictionary_of_times() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -7,6 +7,7 @@ aborted in the same journal group, unless it is a prepared transaction that shal
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
@@ -21,6 +22,8 @@ from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProd
 
 log = logging.getLogger(__name__)
 
+_MAX_IDS: Final = "max.transactional.ids"
+
 
 def init_producer_id(broker: Broker, request: InitProducerIdRequest, caller: Caller, now: Now) -> Decision:
     if request.transactional_id is None:
@@ -31,6 +34,8 @@ def init_producer_id(broker: Broker, request: InitProducerIdRequest, caller: Cal
         return _refused(error)
     transaction = broker.transactions.by_id.get(request.transactional_id)
     if transaction is None:
+        if _is_full(broker, request.transactional_id, now):
+            return _refused(ErrorCode.POLICY_VIOLATION)
         return _first(broker, request, caller, now)
     return _again(broker, request, caller, now, transaction)
 
@@ -48,6 +53,19 @@ def _refuses(broker: Broker, request: InitProducerIdRequest) -> ErrorCode | None
     if not in_bounds and not request.enable_2pc:
         return ErrorCode.INVALID_TRANSACTION_TIMEOUT
     return None
+
+
+def _is_full(broker: Broker, transactional_id: str, now: Now) -> bool:
+    """Whether there are as many ids as there may be. The answer has no room for a reason, the log has."""
+    known, limit = len(broker.transactions), broker.limits.max_transactional_ids
+    if known < limit:
+        return False
+    reason = (
+        f"there are {known} transactional ids, so {transactional_id!r} cannot be one; use the same id again "
+        f"after a restart, lower transactional.id.expiration.ms, or raise {_MAX_IDS}"
+    )
+    broker.limit_warnings.refused(_MAX_IDS, reason, now)
+    return True
 
 
 def _first(broker: Broker, request: InitProducerIdRequest, caller: Caller, now: Now) -> Decision:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Decision, Now
+from semel.broker.entries import Entry
 from semel.broker.transaction_messages import TransactionForgotten
 from semel.broker.transactions.ending import end_entries, raised
 
 log = logging.getLogger(__name__)
+
+ABORTS_PER_TICK: Final = 200
+"""Of transactions that are open too long: what else came due waits for the next tick, not the event loop."""
 
 
 def start_clocks(broker: Broker, now: Now) -> None:
@@ -24,7 +29,7 @@ def start_clocks(broker: Broker, now: Now) -> None:
 
 def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
     """Each decision must be applied before the next is asked for: they may write to the same partitions."""
-    for transactional_id in broker.transaction_deadlines.due(now.monotonic_ms):
+    for transactional_id in broker.transaction_deadlines.due(now.monotonic_ms, ABORTS_PER_TICK):
         transaction = broker.transactions.by_id.get(transactional_id)
         if transaction is None or not transaction.is_open or transaction.two_phase:
             continue
@@ -48,13 +53,12 @@ def abort_expired(broker: Broker, now: Now) -> Iterator[Decision]:
         yield Decision(None, entries, sync=successor.must_sync)
 
 
-def forget_idle(broker: Broker, now: Now) -> Iterator[Decision]:
-    """A client that comes back after this gets a new producer id, and goes on."""
+def forget_idle(broker: Broker, transactional_ids: Iterable[str], now: Now) -> Decision:
+    """Forget those of the given ids that are idle: a client that comes back gets a new producer id."""
     limit_ms = now.wall_ms - broker.limits.transactional_id_expiration_ms
-    idle = [
-        transaction.transactional_id
-        for transaction in broker.transactions.by_id.values()
-        if not transaction.is_open and transaction.updated_ms < limit_ms
-    ]
-    for transactional_id in idle:
-        yield Decision(None, [TransactionForgotten(transactional_id=transactional_id)])
+    entries: list[Entry] = []
+    for transactional_id in transactional_ids:
+        transaction = broker.transactions.by_id.get(transactional_id)
+        if transaction is not None and not transaction.is_open and transaction.updated_ms < limit_ms:
+            entries.append(TransactionForgotten(transactional_id=transactional_id))
+    return Decision(None, entries)

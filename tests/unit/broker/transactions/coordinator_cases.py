@@ -19,7 +19,7 @@ from semel.broker.transactions.end_txn import end_txn
 from semel.broker.transactions.init_producer_id import init_producer_id
 from semel.broker.transactions.joining import add_offsets_to_txn, add_partitions_to_txn
 from semel.broker.transactions.state import State, Transaction
-from semel.broker.transactions.timeouts import start_clocks
+from semel.broker.transactions.timeouts import forget_idle, start_clocks
 from semel.broker.transactions.txn_offset_commit import txn_offset_commit
 from semel.server.parts import (
     decode_part,
@@ -168,6 +168,9 @@ class Bench:
     def tick(self) -> None:
         for decision in tick(self.broker, self.now):
             self.submit(decision)
+
+    def forget_idle(self) -> None:
+        self.submit(forget_idle(self.broker, list(self.broker.transactions.by_id), self.now))
 
     def restart(self) -> None:
         """A new life from the journal alone."""

@@ -23,7 +23,6 @@ from semel.broker.core import Limits
 from semel.broker.transaction_messages import TransactionEnded, TransactionIdentified
 from semel.broker.transactions.init_producer_id import init_producer_id
 from semel.broker.transactions.state import State
-from semel.broker.transactions.timeouts import forget_idle
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.init_producer_id import InitProducerIdRequest
 
@@ -173,8 +172,7 @@ def test_an_id_that_was_forgotten_gets_a_new_producer_id(bench: Bench) -> None:
     producer = opened(bench)
     producer.commit()
     bench.wall_ms += bench.limits.transactional_id_expiration_ms + 1
-    for decision in forget_idle(bench.broker, bench.now):
-        bench.submit(decision)
+    bench.forget_idle()
     assert "app" not in bench.broker.transactions.by_id
     assert producer.commit() == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     old_id = producer.producer_id
@@ -237,3 +235,24 @@ def test_the_limit_of_open_transactions_is_each_principal_s_own() -> None:
     assert producers[2].commit_offset(1) == ErrorCode.POLICY_VIOLATION
     assert producers[0].commit() == NONE
     assert producers[2].produce() == NONE
+
+
+def test_there_are_no_more_transactional_ids_than_the_limit_allows(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(Limits(max_transactional_ids=2))
+    first, second = (started(bench, f"app-{n}") for n in range(2))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert Producer(bench, "one-too-many").init().error_code == ErrorCode.POLICY_VIOLATION
+    assert caplog.text.count("refused by max.transactional.ids: there are 2 transactional ids") == 1
+    assert "'one-too-many'" in caplog.text
+    # Those that are known go on, and so does whoever needs no transactional id.
+    assert first.init().error_code == NONE
+    assert second.produce() == NONE
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=TIMEOUT_MS)
+    assert bench.ask(init_producer_id, request, 5).error_code == NONE
+    assert second.commit() == NONE
+    bench.restart()
+    assert Producer(bench, "one-too-many").init().error_code == ErrorCode.POLICY_VIOLATION
+    bench.wall_ms += bench.limits.transactional_id_expiration_ms + 1
+    bench.forget_idle()
+    assert Producer(bench, "one-too-many").init().error_code == NONE

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from semel.broker.core import Broker, Limits
 from semel.broker.entries import TRANSACTION_ENTRIES, decode_entry
 from semel.broker.transactions.state import State
-from semel.broker.transactions.timeouts import forget_idle
 from semel.journal.chain import Group
 from semel.server.recovery import Replay
 from semel.storage.memory import MemoryDisk
@@ -70,8 +69,7 @@ def advance(bench: Bench, producer: Producer, dice: int) -> None:
 
 
 def forget(bench: Bench, producer: Producer, dice: int) -> None:
-    for decision in forget_idle(bench.broker, bench.now):
-        bench.submit(decision)
+    bench.forget_idle()
 
 
 def recreate_topic(bench: Bench, producer: Producer, dice: int) -> None:

@@ -19,7 +19,7 @@ from coordinator_cases import (
 
 from semel.broker.core import Limits
 from semel.broker.transactions.state import State
-from semel.broker.transactions.timeouts import forget_idle
+from semel.broker.transactions.timeouts import ABORTS_PER_TICK
 
 EXPIRATION_MS = 7 * 24 * 60 * 60 * 1000
 HOUR_MS = 3_600_000
@@ -28,11 +28,6 @@ HOUR_MS = 3_600_000
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
-
-
-def forget(bench: Bench) -> None:
-    for decision in forget_idle(bench.broker, bench.now):
-        bench.submit(decision)
 
 
 @pytest.mark.parametrize("version", (4, 5))
@@ -108,6 +103,15 @@ def test_many_that_come_due_together_share_partitions(bench: Bench) -> None:
     assert (log.end_offset, log.last_stable_offset) == (100, 100)
 
 
+def test_more_than_a_tick_may_abort_wait_for_the_next(bench: Bench) -> None:
+    producers = [opened(bench, f"app-{n}") for n in range(ABORTS_PER_TICK + 1)]
+    bench.advance(TIMEOUT_MS)
+    states = [bench.state_of(producer.transactional_id) for producer in producers]
+    assert states.count(State.COMPLETE_ABORT) == ABORTS_PER_TICK
+    bench.tick()
+    assert bench.state_of(producers[-1].transactional_id) is State.COMPLETE_ABORT
+
+
 @pytest.mark.parametrize("by_snapshot", (False, True))
 def test_after_a_restart_the_rest_of_the_time_runs(bench: Bench, by_snapshot: bool) -> None:
     opened(bench)
@@ -171,10 +175,10 @@ def test_idle_ids_are_forgotten_and_open_ones_never(bench: Bench) -> None:
     assert prepared.init(6, enable_2pc=True).error_code == NONE
     write(prepared)
     bench.wall_ms += EXPIRATION_MS
-    forget(bench)
+    bench.forget_idle()
     assert set(bench.broker.transactions.by_id) == {"idle", "ended", "prepared"}
     bench.wall_ms += 1
-    forget(bench)
+    bench.forget_idle()
     assert set(bench.broker.transactions.by_id) == {"prepared"}
     assert set(bench.broker.transactions.by_producer_id) == {prepared.producer_id}
     bench.restart()
@@ -188,5 +192,5 @@ def test_use_keeps_an_id_alive(bench: Bench) -> None:
         bench.wall_ms += EXPIRATION_MS // 2
         write(producer)
         assert producer.commit() == NONE
-        forget(bench)
+        bench.forget_idle()
     assert "app" in bench.broker.transactions.by_id
