@@ -9,6 +9,9 @@ from typing import Final
 
 import pytest
 from broker_process import StartBroker
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaTopicPartition
 
 from semel.client.connection import Connection, ConnectionOptions
 from semel.embedded import Broker
@@ -66,13 +69,31 @@ async def produce(connection: Connection, topic: str, size: int) -> int:
 
 
 async def fetch(connection: Connection, topic: str) -> tuple[int, int]:
-    """Read from the beginning; the bytes that came, and the announced wait."""
+    """Read from the beginning, without a session; the bytes that came, and the announced wait."""
     part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
     request = FetchRequest(
-        max_wait_ms=0, min_bytes=0, max_bytes=1 << 20, topics=[FetchTopic(topic=topic, partitions=[part])]
+        max_wait_ms=0,
+        max_bytes=1 << 20,
+        session_epoch=-1,
+        topics=[FetchTopic(topic=topic, partitions=[part])],
     )
     answer = await connection.request(request, FetchResponse, max_version=NAMED_VERSION)
-    return len(answer.responses[0].partitions[0].records or b""), answer.throttle_time_ms
+    size = sum(len(part.records or b"") for topic in answer.responses for part in topic.partitions)
+    return size, answer.throttle_time_ms
+
+
+async def fetch_in_session(connection: Connection, topic: str, session: tuple[int, int]) -> FetchResponse:
+    """Begin a session (0, 0), or go on with it: then nothing has to be named again."""
+    session_id, epoch = session
+    part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    request = FetchRequest(
+        max_wait_ms=0,
+        max_bytes=1 << 20,
+        session_id=session_id,
+        session_epoch=epoch,
+        topics=[FetchTopic(topic=topic, partitions=[part])] if epoch == 0 else [],
+    )
+    return await connection.request(request, FetchResponse, max_version=NAMED_VERSION)
 
 
 async def metadata_seconds(connection: Connection) -> float:
@@ -114,7 +135,7 @@ def test_a_consumer_above_its_rate_is_told_and_waits(topic: str) -> None:
         assert SAVED // 2 < size <= SAVED, "no more than is saved is read at once"
         assert throttle_ms == 0
         size, throttle_ms = await fetch(bound, topic)
-        assert size > 0 and throttle_ms > 1_000
+        assert size == 0 and throttle_ms > 1_000
         bound.close()
         again = await connect(address, "bound")
         _, throttle_ms = await fetch(again, topic)
@@ -123,6 +144,83 @@ def test_a_consumer_above_its_rate_is_told_and_waits(topic: str) -> None:
 
     with Broker() as broker:
         run(check(broker.bootstrap))
+
+
+def test_a_wait_begins_no_session_and_loses_none(topic: str) -> None:
+    async def check(address: str) -> None:
+        free, bound = await connect(address, "free"), await connect(address, "bound")
+        await create(free, topic)
+        await produce(free, topic, SAVED // 2 + RATE // 4)
+        await set_quota(free, "bound", "consumer_byte_rate", RATE)
+        begun = await fetch_in_session(bound, topic, (0, 0))
+        session_id = begun.session_id
+        size = len(begun.responses[0].partitions[0].records or b"")
+        assert session_id != 0 and size >= SAVED // 2 and begun.throttle_time_ms == 0
+
+        # Twice that is half a second more than may be had at once.
+        waits = await fetch_in_session(await connect(address, "bound"), topic, (0, 0))
+        assert 0 < waits.throttle_time_ms <= 520
+        assert (waits.session_id, waits.responses) == (0, [])
+
+        answers = []
+        for epoch in range(1, 10):
+            answers.append(await fetch_in_session(bound, topic, (session_id, epoch)))
+            if not answers[-1].throttle_time_ms:
+                break
+        *waiting, last = answers
+        assert waiting
+        assert all((each.session_id, each.responses) == (session_id, []) for each in waiting)
+        assert len(last.responses[0].partitions[0].records or b"") == size
+
+    with Broker() as broker:
+        run(check(broker.bootstrap))
+
+
+@pytest.mark.parametrize("library", ["confluent-kafka", "kafka-python"])
+def test_stock_consumers_read_all_of_it_in_the_time_that_it_takes(topic: str, library: str) -> None:
+    rate, count = 400_000, 500
+    value = bytes(10_000)  # 5 MB, of which 4 MB may be read at once.
+    with Broker() as broker:
+        address = broker.bootstrap
+
+        async def prepare() -> None:
+            await set_quota(await connect(address, "admin"), "bound", "consumer_byte_rate", rate)
+
+        run(prepare())
+        producer = Producer({"bootstrap.servers": address})
+        for number in range(count):
+            producer.produce(topic, value, b"%d" % number)
+        assert producer.flush(30) == 0
+        began = time.monotonic()
+        keys = read_keys(library, address, topic, count)
+        elapsed_s = time.monotonic() - began
+    assert keys == [b"%d" % number for number in range(count)]
+    assert elapsed_s >= (count * len(value) - 10 * rate) / rate * 0.9
+
+
+def read_keys(library: str, address: str, topic: str, count: int) -> list[bytes | None]:
+    if library == "confluent-kafka":
+        return read_keys_with_confluent(address, topic, count)
+    consumer = KafkaConsumer(
+        bootstrap_servers=address, client_id="bound", consumer_timeout_ms=20_000, group_id=None
+    )
+    consumer.assign([KafkaTopicPartition(topic, 0)])
+    consumer.seek_to_beginning()
+    keys = [message.key for _, message in zip(range(count), consumer, strict=False)]
+    consumer.close()
+    return keys
+
+
+def read_keys_with_confluent(address: str, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer({"bootstrap.servers": address, "client.id": "bound", "group.id": "none"})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    keys: list[bytes | None] = []
+    while len(keys) < count:
+        message = consumer.poll(20)
+        assert message is not None and message.error() is None
+        keys.append(message.key())
+    consumer.close()
+    return keys
 
 
 def test_a_client_that_keeps_the_broker_busy_waits(topic: str) -> None:

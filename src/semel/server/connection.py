@@ -94,6 +94,10 @@ class Slot:
             )
         self._finish()
 
+    @property
+    def is_throttled(self) -> bool:
+        return self._throttle_time_ms > 0
+
     def throttle(self, throttle_time_ms: int) -> None:
         """The client has used too much: tell it with the answer, and read nothing from it for so long."""
         self._throttle_time_ms = max(self._throttle_time_ms, throttle_time_ms)

@@ -180,6 +180,10 @@ class PendingFetch:
 
     def _answer(self, reading: Reading) -> None:
         session = self._session
+        quotas = reading.quotas
+        if quotas.by_entity and not self._fetcher.meters.may_send(quotas, self._slot, reading.size):
+            self._answer_nothing()
+            return
         topics: dict[tuple[str, bytes], FetchableTopicResponse] = {}
         for asked, answer in reading.answers:
             if session is not None:
@@ -197,10 +201,19 @@ class PendingFetch:
                 topic = topics[asked.topic] = FetchableTopicResponse(topic=name, topic_id=topic_id)
             topic.partitions.append(answer)
         session_id = NO_SESSION if session is None else session.session_id
-        quotas = reading.quotas
-        if quotas.by_entity and reading.size:
-            self._fetcher.meters.fetched(quotas, self._slot, reading.size)
         self._slot.answer(FetchResponse(session_id=session_id, responses=list(topics.values())))
+
+    def _answer_nothing(self) -> None:
+        """The client has used too much and must wait (KIP-219). What a session has told it stays as it was.
+
+        A client does not take an answer without partitions for the beginning of a session, so there is none.
+        """
+        session = self._session
+        session_id = NO_SESSION if session is None else session.session_id
+        if session is not None and self._request.session_epoch == INITIAL_EPOCH:
+            self._fetcher.sessions.close(session_id)
+            session_id = NO_SESSION
+        self._slot.answer(FetchResponse(session_id=session_id))
 
 
 class Reading:

@@ -3,7 +3,8 @@
 A client may save up what it does not use for `SAVED_S` seconds, as long as Kafka looks back by default.
 What it uses beyond that is a debt, and the debt is paid in time: the answer goes out at once and names
 the wait in `throttle_time_ms`, and for that long no further request of the connection is read (KIP-219).
-All time is monotonic; nothing of this is journaled.
+Records that a client has not saved up for are not sent: its fetch is answered with none, and the wait is
+until it may have them. All time is monotonic; nothing of this is journaled.
 
 Three things are counted: bytes of Produce requests, bytes of records in Fetch answers, and the time that
 the event loop spends on a client's requests, as a percentage of one core. The last is known only
@@ -52,6 +53,19 @@ class Meter:
         self._debt = max(paid, -limit * SAVED_S) + amount
         return ceil(self._debt * 1000 / limit) if self._debt > 0 else 0
 
+    def afford(self, amount: float, limit: float, now_ms: int) -> int:
+        """Use `amount` if so much is saved up, or nothing; the wait in ms until it may be used.
+
+        Whoever has saved up all that can be saved may use any amount: otherwise it could never have more.
+        """
+        self.charge(0, limit, now_ms)
+        most = limit * SAVED_S
+        missing = self._debt + min(amount, most)
+        if missing > 0:
+            return ceil(missing * 1000 / limit)
+        self._debt += amount
+        return 0
+
 
 class ClientMeters:
     """The meters of all clients that have a quota."""
@@ -84,15 +98,21 @@ class ClientMeters:
         quota = _quota(quotas, CONSUMER_BYTE_RATE, slot)
         return None if quota is None else int(quota.limit * SAVED_S)
 
-    def fetched(self, quotas: Quotas, slot: Slot, size: int) -> None:
-        """A Fetch is about to be answered with this many bytes of records."""
+    def may_send(self, quotas: Quotas, slot: Slot, size: int) -> bool:
+        """Whether a Fetch may be answered with this many bytes of records now; if not, its client waits."""
         quota = _quota(quotas, CONSUMER_BYTE_RATE, slot)
-        throttle_ms = 0 if quota is None else self._charge(CONSUMER_BYTE_RATE, quota, size)
-        if throttle_ms:
-            slot.throttle(throttle_ms)
+        if quota is not None:
+            now_ms = self._monotonic_ms()
+            throttle_ms = self._meter(CONSUMER_BYTE_RATE, quota, now_ms).afford(size, quota.limit, now_ms)
+            if throttle_ms:
+                slot.throttle(throttle_ms)
+        return not slot.is_throttled
 
     def _charge(self, key: str, quota: Quota, amount: float) -> int:
         now_ms = self._monotonic_ms()
+        return self._meter(key, quota, now_ms).charge(amount, quota.limit, now_ms)
+
+    def _meter(self, key: str, quota: Quota, now_ms: int) -> Meter:
         name = (key, quota.user, quota.client_id)
         meter = self._meters.get(name)
         if meter is None:
@@ -100,7 +120,7 @@ class ClientMeters:
                 # The one that is there longest starts anew when it comes back, with nothing owed.
                 del self._meters[next(iter(self._meters))]
             meter = self._meters[name] = Meter(quota.limit, now_ms)
-        return meter.charge(amount, quota.limit, now_ms)
+        return meter
 
 
 def _quota(quotas: Quotas, key: str, slot: Slot) -> Quota | None:

@@ -29,6 +29,24 @@ def test_the_rate_holds_over_time() -> None:
     assert 600_000 <= used <= 600_000 + 1_000 * SAVED_S + 700
 
 
+def test_what_is_not_saved_up_is_not_used_at_all() -> None:
+    meter = Meter(100, 0)
+    assert meter.afford(100 * SAVED_S, 100, 0) == 0
+    assert meter.afford(250, 100, 0) == 2_500
+    assert meter.afford(250, 100, 2_499) == 1, "the wait did not cost anything, and was not long enough"
+    assert meter.afford(250, 100, 2_500) == 0
+    assert meter.afford(1, 100, 2_500) == 10
+
+
+def test_more_than_can_be_saved_is_used_by_whoever_has_saved_all() -> None:
+    meter, much = Meter(100, 0), 100 * SAVED_S * 3
+    assert meter.afford(1, 100, 0) == 0
+    wait_ms = meter.afford(much, 100, 0)
+    assert wait_ms == 10
+    assert meter.afford(much, 100, wait_ms) == 0
+    assert meter.afford(1, 100, wait_ms) == 20_010, "and then it is owed"
+
+
 def test_a_new_limit_counts_at_once() -> None:
     meter = Meter(1_000, 0)
     assert meter.charge(5_000, 10, 0) == (5_000 - 10 * SAVED_S) * 100
