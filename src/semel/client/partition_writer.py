@@ -48,13 +48,20 @@ class SharedWriter:
         self._partitions: dict[TopicPartition, PartitionWriter] = {}
 
     async def __aenter__(self) -> Self:
-        await self._cluster.connect()
+        await self.open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stops; what was not flushed may or may not be in the transaction."""
+        await self.close()
+
+    async def open(self) -> None:
+        """Connects, trying again for a while: a broker may be starting."""
+        await self._cluster.retry(self._cluster.connect)
+
+    async def close(self) -> None:
+        """Stops; what was not flushed may or may not be in the transaction. Idempotent."""
         await self._producer.abandon()
         await self._cluster.close()
 

@@ -1,0 +1,290 @@
+"""Writing one task's rows in an epoch that another process may own.
+
+A writer gathers rows, finds their partitions, claims those that are new to it, and sends record batches that
+are encoded straight from the Arrow columns. Rules:
+
+- A partition is claimed before anything is sent to it (`semel.sinks.claims`).
+- Rows of one partition keep their order. Rows without a key go, a handful at a time, to the partitions that
+  are the task's own: task i of n has those with p mod n = i.
+- A row that no batch can hold, whose topic is null or whose partition does not exist is bad. It fails the
+  writer, or goes to the dead-letter topic in the same transaction.
+- The writer never commits and never aborts: every error is for the owner.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from semel.client.connection import ConnectionOptions
+from semel.client.metadata import TopicPartition
+from semel.client.partition_writer import PartitionWriter, SharedWriter
+from semel.client.producer import ProducerOptions
+from semel.client.shared_transaction import TransactionHandle
+from semel.errors import FencedError, SemelError
+from semel.sinks.claims import ClaimAddress, Claimant, Claims, RemoteClaims, require_shared
+from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.kafka.rows import (
+    RecordLayout,
+    RecordRows,
+    as_batches,
+    column,
+    order_by_partition,
+    read_partitions,
+    read_rows,
+)
+from semel.sinks.metrics import SinkMetrics
+from semel.sinks.receipts import Place, Receipt
+from semel.sinks.sink import Rows, Writer, WriterPlan
+from semel.wire.batch import InvalidBatch
+from semel.wire.columns import Ints
+from semel.wire.compression import Codec
+from semel.wire.partitioner import NO_PARTITION, partition_column
+
+# Rows are encoded and sent so many at a time: enough for good batches, few enough to keep the broker busy.
+CHUNK_ROWS: Final = 16 * 1024
+WRITER_NAME_BYTES: Final = 8
+
+
+@dataclass(slots=True, frozen=True)
+class TopicShape:
+    """What a writer has to know of a topic."""
+
+    partition_count: int
+    max_batch_bytes: int
+
+
+@dataclass(slots=True, frozen=True)
+class WriterSettings:
+    """What stays the same from epoch to epoch."""
+
+    topic: str
+    layout: RecordLayout
+    codec: Codec
+    connection: ConnectionOptions
+    transaction_timeout_ms: int
+    max_buffered: int
+    topics: Mapping[str, TopicShape] = field(default_factory=dict)
+
+
+class KafkaPlan(WriterPlan):
+    """One epoch, for its writers. It can be pickled if the sink is shared."""
+
+    def __init__(
+        self,
+        place: Place,
+        handle: TransactionHandle,
+        settings: WriterSettings,
+        service: ClaimAddress | None,
+        local: Claims | None = None,
+        metrics: SinkMetrics | None = None,
+    ) -> None:
+        self.place = place
+        self.handle = handle
+        self.settings = settings
+        self.service = service
+        self._local = local
+        self._metrics = metrics
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return KafkaPlan, (self.place, self.handle, self.settings, require_shared(self.service))
+
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> "KafkaWriter":
+        claims = self._local if self._local is not None else RemoteClaims(require_shared(self.service))
+        return KafkaWriter(self, claims, task, attempt, tasks, self._metrics or SinkMetrics())
+
+
+class KafkaWriter(Writer):
+    """One attempt of one task."""
+
+    def __init__(
+        self, plan: KafkaPlan, claims: Claims, task: int, attempt: str, tasks: int, metrics: SinkMetrics
+    ) -> None:
+        self.plan = plan
+        self._settings = plan.settings
+        self._claims = claims
+        self._claimant = Claimant(plan.place, task, attempt, secrets.token_hex(WRITER_NAME_BYTES))
+        self._tasks = tasks
+        self._metrics = metrics
+        self._shared: SharedWriter | None = None
+        self._partitions: dict[TopicPartition, PartitionWriter] = {}
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
+        self._unflushed_rows = 0
+        self._rows_taken = 0
+        self._next_own = 0
+        self._is_over = False
+
+    async def write(self, rows: Rows) -> None:
+        self._require_usable()
+        for batch in as_batches(rows):
+            for start in range(0, batch.num_rows, CHUNK_ROWS):
+                await self._take(batch.slice(start, CHUNK_ROWS))
+
+    async def finish(self) -> Receipt:
+        self._require_usable()
+        await self._send_gathered()
+        await self._flush()
+        parts = {str(where): writer.records_written for where, writer in self._partitions.items()}
+        written_bytes = sum(writer.bytes_written for writer in self._partitions.values())
+        await self.cancel()
+        return Receipt(
+            self.plan.place,
+            self._claimant.task,
+            self._claimant.attempt,
+            sum(parts.values()),
+            written_bytes,
+            parts=parts,
+        )
+
+    async def cancel(self) -> None:
+        self._is_over = True
+        self._gathered = []
+        self._count_buffered(0)
+        self._claims.close()
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.close()
+
+    def _require_usable(self) -> None:
+        if self._is_over:
+            raise WriteFailed(f"{self._claimant} is finished or cancelled: writers are used once")
+
+    # Gathering
+
+    async def _take(self, batch: pa.RecordBatch) -> None:
+        """Small batches are gathered until there are enough rows for good record batches."""
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        self._count_buffered(self._unflushed_rows + batch.num_rows)
+        if self._gathered_rows >= min(CHUNK_ROWS, self._settings.max_buffered):
+            await self._send_gathered()
+        if self._unflushed_rows >= self._settings.max_buffered:
+            await self._flush()
+
+    def _count_buffered(self, rows: int) -> None:
+        self._metrics.buffered_rows += rows - self._unflushed_rows
+        self._unflushed_rows = rows
+
+    async def _send_gathered(self) -> None:
+        if not self._gathered_rows:
+            return
+        batch = _joined(self._gathered)
+        first_row = self._rows_taken
+        self._rows_taken += self._gathered_rows
+        self._gathered, self._gathered_rows = [], 0
+        try:
+            await self._send(batch, first_row)
+        except (SinkError, SemelError) as error:
+            raise self._failed(error) from error
+
+    async def _flush(self) -> None:
+        """Waits for the broker, inside the transaction."""
+        if self._shared is None:
+            return
+        try:
+            await self._shared.flush()
+        except SemelError as error:
+            raise self._failed(error) from error
+        self._count_buffered(0)
+
+    def _failed(self, error: SemelError) -> SinkError:
+        if isinstance(error, SinkError):
+            return error
+        if isinstance(error, FencedError):
+            return WriteFailed(
+                f"{self._claimant} writes in a transaction that is over: it was aborted after "
+                f"transaction_timeout ({self._settings.transaction_timeout_ms} ms; fewer rows an epoch, "
+                f"`maxOffsetsPerTrigger`, take less), or another owner has taken the sink. {error}"
+            )
+        return WriteFailed(f"{self._claimant} could not write: {error}")
+
+    # Sending
+
+    async def _send(self, batch: pa.RecordBatch, first_row: int) -> None:
+        topic = self._settings.topic
+        shape = self._settings.topics[topic]
+        rows = read_rows(batch, self._settings.layout)
+        partitions = self._targets(batch, rows, topic, shape, first_row)
+        order, runs = order_by_partition(partitions)
+        if order is not None:
+            rows = read_rows(batch.take(pa.array(order)), self._settings.layout)
+        await self._claim([TopicPartition(topic, partition) for partition, _, _ in runs])
+        for partition, start, stop in runs:
+            await self._write_run(TopicPartition(topic, partition), rows.slice(start, stop), shape)
+            await asyncio.sleep(0)  # lets what is encoded leave, while the next run is encoded
+
+    async def _write_run(self, where: TopicPartition, rows: RecordRows, shape: TopicShape) -> None:
+        try:
+            await self._partitions[where].write_columns(
+                rows.values, rows.keys, rows.timestamps, rows.headers, max_batch_bytes=shape.max_batch_bytes
+            )
+        except InvalidBatch as error:
+            raise WriteFailed(f"{where}: {error}", is_permanent=True) from error
+
+    def _targets(
+        self, batch: pa.RecordBatch, rows: RecordRows, topic: str, shape: TopicShape, first_row: int
+    ) -> Ints:
+        """Where each row goes: as its partition column says, else by its key, else to one of our own."""
+        layout = self._settings.layout
+        partitions = np.full(batch.num_rows, NO_PARTITION, np.int64)
+        if layout.partition is not None:
+            partitions = read_partitions(
+                column(batch, layout.partition, "partition"), layout.partition, NO_PARTITION
+            )
+            wrong = np.flatnonzero((partitions < NO_PARTITION) | (partitions >= shape.partition_count))
+            if len(wrong):
+                row = int(wrong[0])
+                raise WriteFailed(
+                    f"row {first_row + row} has partition {partitions[row]}; topic {topic!r} has "
+                    f"{shape.partition_count}",
+                    is_permanent=True,
+                )
+        if rows.keys is not None:
+            by_key = partition_column(rows.keys, shape.partition_count)
+            partitions = by_key if layout.partition is None else np.where(partitions < 0, by_key, partitions)
+        if (homeless := partitions == NO_PARTITION).any():
+            partitions = np.where(homeless, self._own_partition(topic, shape), partitions)
+        return partitions
+
+    def _own_partition(self, topic: str, shape: TopicShape) -> int:
+        """One of the partitions that are this task's own, another each time."""
+        own = range(self._claimant.task % self._tasks, shape.partition_count, self._tasks)
+        if not own:
+            raise WriteFailed(
+                f"task {self._claimant.task} of {self._tasks} has rows without a key, and topic {topic!r} "
+                f"has only {shape.partition_count} partitions, each written by one task: coalesce to "
+                f"{shape.partition_count} tasks",
+                is_permanent=True,
+            )
+        self._next_own += 1
+        return own[(self._next_own - 1) % len(own)]
+
+    async def _claim(self, partitions: list[TopicPartition]) -> None:
+        new = [where for where in partitions if where not in self._partitions]
+        if not new:
+            return
+        await self._claims.claim(self._claimant, new)
+        if self._shared is None:
+            self._shared = SharedWriter(self.plan.handle, self._producer_options(), self._settings.connection)
+            await self._shared.open()
+        for where in new:
+            self._partitions[where] = self._shared.partition(where.topic, where.partition)
+
+    def _producer_options(self) -> ProducerOptions:
+        return ProducerOptions(
+            codec=self._settings.codec, delivery_timeout_ms=self._settings.transaction_timeout_ms
+        )
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    tables = [pa.Table.from_batches([batch]) for batch in batches]
+    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+    (joined,) = table.to_batches()
+    return joined
