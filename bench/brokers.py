@@ -66,14 +66,19 @@ class BrokerUnderTest:
     def start(self) -> float:
         """Start it; how many seconds it took until the first record was acknowledged."""
         began = time.perf_counter()
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+        self.launch()
+        assert self._process is not None
         while not asyncio.run(_takes_a_record(self.bootstrap)):
             if self._process.poll() is not None or time.perf_counter() - began > START_TIMEOUT_S:
                 self.kill()
                 raise ConfigError(f"{self.name} does not answer; see {self._log_path}")
             time.sleep(POLL_S)
         return time.perf_counter() - began
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -164,6 +164,7 @@ def test_tools_for_many_brokers_make_sense_of_one(tools: Tools, topic: str, tmp_
     assert re.search(r"LeaderId:\s+1\n", quorum) and re.search(r"MaxFollowerLag:\s+0\n", quorum)
     feature = tools.run(TOOLS + "FeatureCommand", "describe")
     assert re.search(r"transaction.version .*FinalizedVersionLevel: 2", feature)
+    assert re.search(r"group.version .*FinalizedVersionLevel: 1", feature)
     log_dirs = tools.run(TOOLS + "LogDirsCommand", "--describe", "--topic-list", topic)
     (directory,) = json.loads(log_dirs.splitlines()[-1])["brokers"][0]["logDirs"]
     assert [part["partition"] for part in directory["partitions"]] == [f"{topic}-0"]

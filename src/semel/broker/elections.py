@@ -30,28 +30,35 @@ from semel.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsResponse,
 )
 
-_PREFERRED: Final = 0
-_UNCLEAN: Final = 1
+_KINDS: Final = (0, 1)
+"""Of the preferred leader, and of any replica (unclean)."""
 _HAS_ERROR_FROM: Final = 1
 """Since this version the answer has an error for the whole."""
 
 
 def elect_leaders(broker: Broker, request: ElectLeadersRequest, caller: Caller, now: Now) -> Decision:
-    known_type = request.election_type in (_PREFERRED, _UNCLEAN)
-    if not known_type and caller.api_version >= _HAS_ERROR_FROM:
-        return Decision(ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST))
+    kind = request.election_type
     # Asked about all partitions, Kafka lists those that had an election: here there is none.
     results = [
         ReplicaElectionResult(
             topic=wanted.topic,
-            partition_result=[_election(broker, wanted.topic, index) for index in wanted.partitions],
+            partition_result=[_election(broker, kind, wanted.topic, index) for index in wanted.partitions],
         )
         for wanted in request.topic_partitions or ()
     ]
-    return Decision(ElectLeadersResponse(replica_election_results=results))
+    reply = ElectLeadersResponse(replica_election_results=results)
+    if kind not in _KINDS and caller.api_version >= _HAS_ERROR_FROM:
+        reply.error_code = ErrorCode.INVALID_REQUEST
+    return Decision(reply)
 
 
-def _election(broker: Broker, name: str, index: int) -> PartitionResult:
+def _election(broker: Broker, kind: int, name: str, index: int) -> PartitionResult:
+    if kind not in _KINDS:
+        return PartitionResult(
+            partition_id=index,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message=f"there is no election of type {kind}: 0 is the preferred leader, 1 any replica",
+        )
     if broker.catalog.partition(name, index) is None:
         return PartitionResult(
             partition_id=index,
@@ -74,9 +81,7 @@ def alter_partition_reassignments(
             responses=[
                 ReassignableTopicResponse(
                     name=topic.name,
-                    partitions=[
-                        _reassigned(broker, request, topic.name, wanted) for wanted in topic.partitions
-                    ],
+                    partitions=[_reassigned(broker, topic.name, wanted) for wanted in topic.partitions],
                 )
                 for topic in request.topics
             ],
@@ -84,20 +89,16 @@ def alter_partition_reassignments(
     )
 
 
-def _reassigned(
-    broker: Broker, request: AlterPartitionReassignmentsRequest, name: str, wanted: ReassignablePartition
-) -> ReassignablePartitionResponse:
+def _reassigned(broker: Broker, name: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
     result = ReassignablePartitionResponse(partition_index=wanted.partition_index)
     try:
-        _check_reassignment(broker, request, name, wanted)
+        _check_reassignment(broker, name, wanted)
     except Refused as refused:
         result.error_code, result.error_message = refused.code, refused.reason
     return result
 
 
-def _check_reassignment(
-    broker: Broker, request: AlterPartitionReassignmentsRequest, name: str, wanted: ReassignablePartition
-) -> None:
+def _check_reassignment(broker: Broker, name: str, wanted: ReassignablePartition) -> None:
     where = f"{name}-{wanted.partition_index}"
     if broker.catalog.partition(name, wanted.partition_index) is None:
         raise Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {where}")
@@ -107,11 +108,6 @@ def _check_reassignment(
         raise Refused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{where} is not being reassigned")
     if replicas == [here]:
         return
-    if len(replicas) != 1 and not request.allow_replication_factor_change:
-        raise Refused(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"{where} has 1 replica, and the request allows no change of that to {len(replicas)}",
-        )
     raise Refused(
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         f"{where} cannot be assigned to {replicas}: there is one broker, {here}",

@@ -1,6 +1,7 @@
-"""UpdateFeatures (57), and the one feature that there is: `transaction.version` (KIP-890), always at 2.
+"""UpdateFeatures (57), and the features that there are, each at its highest level, always.
 
-A client that does not know version 2 says so by the versions of its requests, so there is nothing to lower.
+`transaction.version` is 2 (KIP-890), `group.version` 1 (KIP-848). A client that does not know these says so
+by the requests that it sends, so there is nothing to lower.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from semel.wire.messages.update_features import (
     UpdateFeaturesResponse,
 )
 
-TRANSACTION_VERSION: Final = "transaction.version"
-TRANSACTION_VERSION_2: Final = 2
-"""Clients that know it let the epoch be raised at every end of a transaction."""
+FEATURES: Final = {
+    # Clients that know it let the epoch be raised at every end of a transaction.
+    "transaction.version": 2,
+    # The consumer protocol is served. Clients go by its API; tools show the feature.
+    "group.version": 1,
+}
+"""The level of each feature."""
 
 _ONE_ERROR_FROM: Final = 2
 """Since this version the first error stands for the whole request."""
@@ -45,14 +50,15 @@ def _updated(update: FeatureUpdateKey) -> UpdatableFeatureResult:
 
 
 def _check(update: FeatureUpdateKey) -> None:
-    if update.feature != TRANSACTION_VERSION:
+    level = FEATURES.get(update.feature)
+    if level is None:
         raise Refused(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"there is no feature '{update.feature}' here, only {TRANSACTION_VERSION}",
+            f"there is no feature '{update.feature}' here, only {' and '.join(FEATURES)}",
         )
-    if update.max_version_level != TRANSACTION_VERSION_2:
+    if update.max_version_level != level:
         raise Refused(
             ErrorCode.INVALID_UPDATE_VERSION,
-            f"{TRANSACTION_VERSION} is {TRANSACTION_VERSION_2} and stays so, not {update.max_version_level}; "
-            "older clients use version 1 without being told to",
+            f"{update.feature} is {level} and stays so, not {update.max_version_level}; "
+            "older clients use what they know without being told to",
         )

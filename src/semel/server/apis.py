@@ -22,7 +22,7 @@ from semel.broker.elections import (
     elect_leaders,
     list_partition_reassignments,
 )
-from semel.broker.features import TRANSACTION_VERSION, TRANSACTION_VERSION_2, update_features
+from semel.broker.features import FEATURES, update_features
 from semel.broker.groups.consumer_group_describe import consumer_group_describe
 from semel.broker.groups.consumer_group_heartbeat import consumer_group_heartbeat
 from semel.broker.groups.group_admin import delete_groups, describe_groups, list_groups
@@ -278,14 +278,12 @@ def api_versions(apis: dict[int, ServedApi], error_code: int) -> ApiVersionsResp
             for served in apis.values()
         ],
         supported_features=[
-            SupportedFeatureKey(name=TRANSACTION_VERSION, min_version=0, max_version=TRANSACTION_VERSION_2)
+            SupportedFeatureKey(name=name, min_version=0, max_version=level)
+            for name, level in FEATURES.items()
         ],
         finalized_features_epoch=FINALIZED_FEATURES_EPOCH,
         finalized_features=[
-            FinalizedFeatureKey(
-                name=TRANSACTION_VERSION,
-                max_version_level=TRANSACTION_VERSION_2,
-                min_version_level=TRANSACTION_VERSION_2,
-            )
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in FEATURES.items()
         ],
     )

@@ -49,7 +49,11 @@ def test_an_election_of_everything_elects_nobody() -> None:
 
 
 def test_an_unknown_kind_of_election_is_refused() -> None:
-    assert elect(ElectLeadersRequest(election_type=7)).error_code == ErrorCode.INVALID_REQUEST
+    wanted = [TopicPartitions(topic="t", partitions=[0])]
+    reply = elect(ElectLeadersRequest(election_type=7, topic_partitions=wanted))
+    assert reply.error_code == ErrorCode.INVALID_REQUEST
+    (result,) = reply.replica_election_results[0].partition_result
+    assert result.error_code == ErrorCode.INVALID_REQUEST
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_an_unknown_kind_of_election_is_refused() -> None:
         (0, None, True, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
         (0, [2], True, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         (0, [1, 2], True, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (0, [1, 2], False, ErrorCode.INVALID_REPLICATION_FACTOR),
+        (0, [1, 2], False, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         (0, [], True, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         (9, [1], True, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],

@@ -89,7 +89,9 @@ def update(feature: str, level: int, version: int) -> UpdateFeaturesResponse:
     return reply
 
 
-def test_the_transaction_version_stays_at_two() -> None:
+def test_features_stay_at_their_highest_level() -> None:
+    assert update("group.version", 1, 2).error_code == 0
+    assert update("group.version", 0, 2).error_code == ErrorCode.INVALID_UPDATE_VERSION
     assert update("transaction.version", 2, 2).error_code == 0
     assert update("transaction.version", 1, 2).error_code == ErrorCode.INVALID_UPDATE_VERSION
     assert update("metadata.version", 20, 2).error_code == ErrorCode.INVALID_UPDATE_VERSION
