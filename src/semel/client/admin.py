@@ -316,6 +316,14 @@ class Admin:
         return await self._cluster.retry(self._cluster.view)
 
 
+def config_value(entries: Iterable[ConfigEntry], name: str) -> str | None:
+    """The value of one of these configs; None where it is not among them, or is secret."""
+    for entry in entries:
+        if entry.name == name:
+            return entry.value
+    return None
+
+
 def _topic_name(topic: Topic) -> str:
     return topic.name
 

@@ -40,11 +40,11 @@ class SharedWriter:
         connection_options: ConnectionOptions | None = None,
     ) -> None:
         self.handle = handle
-        self._cluster = Cluster(handle.bootstrap, connection_options)
+        self.cluster = Cluster(handle.bootstrap, connection_options)
         scope = TransactionScope(
             handle.transactional_id, handle.identity, PRODUCE_VERSIONS[handle.version], _joined_by_owner
         )
-        self._producer = Producer(self._cluster, options, scope)
+        self._producer = Producer(self.cluster, options, scope)
         self._partitions: dict[TopicPartition, PartitionWriter] = {}
 
     async def __aenter__(self) -> Self:
@@ -58,12 +58,12 @@ class SharedWriter:
 
     async def open(self) -> None:
         """Connects, trying again for a while: a broker may be starting."""
-        await self._cluster.retry(self._cluster.connect)
+        await self.cluster.retry(self.cluster.connect)
 
     async def close(self) -> None:
         """Stops; what was not flushed may or may not be in the transaction. Idempotent."""
         await self._producer.abandon()
-        await self._cluster.close()
+        await self.cluster.close()
 
     def partition(self, topic: str, partition: int) -> "PartitionWriter":
         """The writer of one partition: the same each time."""

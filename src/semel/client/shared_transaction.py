@@ -177,6 +177,11 @@ class SharedTransaction:
         """The producer id and epoch of the present or the next transaction."""
         return self._identity
 
+    @property
+    def answer_was_lost(self) -> bool:
+        """Whether a commit was sent and its answer never came: refused now, it may still have been done."""
+        return self._answer_was_lost
+
     # The id
 
     async def open(self) -> ProducerIdentity:

@@ -188,6 +188,13 @@ def build_batches(
     return batches
 
 
+def sizes_alone(
+    values: BinaryColumn, keys: BinaryColumn | None = None, headers: Sequence[Headers] | None = None
+) -> Ints:
+    """What each record takes in an uncompressed batch of its own: its deltas are 0, a byte each."""
+    return _with_length(_Layout(values, keys, NO_TIMESTAMP, headers).sizes + 2) + HEADER_BYTES
+
+
 def read_columns(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> RecordColumns:
     """The records of the one batch that `batch` begins with; refuses what `read_records` refuses."""
     header = read_header(batch)

@@ -190,6 +190,16 @@ def read_partitions(array: pa.Array, name: str, null: int) -> Ints:
     return _filled(array.cast(pa.int64()), null)
 
 
+def read_topics(array: pa.Array, name: str) -> tuple[list[str | None], Ints]:
+    """The topics that rows name, and for each row which of them it names."""
+    kind = _plain(array).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+        raise WriteFailed(f"column {name!r} is of type {kind}; topics are strings", is_permanent=True)
+    encoded = _plain(array).cast(pa.string()).dictionary_encode(null_encoding="encode")
+    topics: list[str | None] = encoded.dictionary.to_pylist()
+    return topics, encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
 def _filled(array: pa.Array, null: int) -> Ints:
     if array.null_count:
         array = pc.fill_null(array, null)

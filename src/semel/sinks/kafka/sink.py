@@ -14,18 +14,20 @@ are one cluster.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import os
+import socket
 from typing import Final
 
-from semel.client.admin import Admin, ConfigEntry
+from semel.client.admin import Admin, config_value
 from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.coordinator import VERSION_2
 from semel.client.errors import UnknownOutcomeError
-from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets, fetch_offsets
+from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
-from semel.errors import ConfigError, FencedError, SemelError
+from semel.client.transaction_admin import TransactionAdmin
+from semel.errors import AbortableError, BrokerError, ConfigError, FencedError, SemelError
 from semel.sinks.claims import ClaimAddress, ClaimBook, ClaimService, LocalClaims
 from semel.sinks.errors import (
     AbortFailed,
@@ -36,32 +38,20 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
+from semel.sinks.kafka.markers import MarkerStore, transactional_id_of
 from semel.sinks.kafka.rows import RecordLayout
-from semel.sinks.kafka.writer import KafkaPlan, TopicShape, WriterSettings
-from semel.sinks.marker import NO_MARKER, Marker, Owner, decode_marker
+from semel.sinks.kafka.topics import TopicShape, read_shape
+from semel.sinks.kafka.writer import KafkaPlan, WriterSettings
+from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
-from semel.sinks.settings import SinkSettings
+from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import SourceOffsets, TransactionalSink
-from semel.wire.columns import DEFAULT_MAX_BATCH_BYTES
 from semel.wire.compression import Codec
+from semel.wire.errors import ErrorCode
 
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
-TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
-MARKER_GROUP_SUFFIX: Final = ".epoch"
-MARKER_PARTITION: Final = 0
-# How long a fenced owner looks for the name of its successor, who writes it within milliseconds.
-SUCCESSOR_TIMEOUT_S: Final = 2.0
-SUCCESSOR_POLL_S: Final = 0.1
-
-
-def transactional_id_of(sink_id: str) -> str:
-    return f"{TRANSACTIONAL_ID_PREFIX}{sink_id}"
-
-
-def marker_group_of(sink_id: str) -> str:
-    return f"{sink_id}{MARKER_GROUP_SUFFIX}"
 
 
 class KafkaSink(TransactionalSink):
@@ -78,6 +68,7 @@ class KafkaSink(TransactionalSink):
         topic_column: str | None = None,
         partition_column: str | None = None,
         timestamp_column: str | None = None,
+        dead_letter_topic: str | None = None,
         compression: str = "none",
         transaction_timeout: float = DEFAULT_TRANSACTION_TIMEOUT_S,
         connection: ConnectionOptions | None = None,
@@ -87,8 +78,11 @@ class KafkaSink(TransactionalSink):
         super().__init__(settings)
         if transaction_timeout <= 0:
             raise ConfigError("transaction_timeout is a number of seconds above 0")
+        if (self.settings.on_bad_row is OnBadRow.DEAD_LETTER) != (dead_letter_topic is not None):
+            raise ConfigError("on_bad_row=dead_letter and dead_letter_topic go together: give both, or none")
         self.bootstrap = bootstrap
         self.topic = topic
+        self.dead_letter_topic = dead_letter_topic
         self.layout = RecordLayout(value, key, headers, topic_column, partition_column, timestamp_column)
         self.codec = parse_codec(compression)
         self.transaction_timeout = transaction_timeout
@@ -102,6 +96,7 @@ class KafkaSink(TransactionalSink):
         self._transaction: SharedTransaction | None = None
         self._claims: LocalClaims | None = None
         self._owner: Owner | None = None
+        self._markers = MarkerStore("", topic)
         self._begun_at = 0.0
         self._writer_settings = self._new_writer_settings({})
 
@@ -124,12 +119,13 @@ class KafkaSink(TransactionalSink):
     async def _open(self, owner: Owner) -> Marker:
         await self._close()
         self._owner = owner
+        self._markers = MarkerStore(self.sink_id, self.topic)
         try:
             cluster = self._cluster = Cluster(self.bootstrap, self.connection)
             self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
-            self._writer_settings = self._new_writer_settings(
-                {self.topic: await self._shape(Admin(cluster), self.topic)}
-            )
+            self._writer_settings = self._new_writer_settings(await self._shapes(cluster))
+            if not self.settings.fence_on_open:
+                await self._require_no_owner(cluster)
             transaction = self._transaction = SharedTransaction(
                 cluster, transactional_id_of(self.sink_id), self._transaction_options()
             )
@@ -140,8 +136,9 @@ class KafkaSink(TransactionalSink):
             if self._shared_host is not None:
                 self._service = ClaimService(self._claims)
                 self._service_address = await self._service.start(self._shared_host)
-            marker = await self._read_marker()
-            await self._renew_marker(transaction, marker, owner)
+            found = await self._markers.read(cluster)
+            marker = NO_MARKER if found is None else found[0]
+            await self._sign(transaction, marker, owner)
         except FencedError as error:
             raise await self._fenced_out(error) from error
         except SinkError:
@@ -158,7 +155,9 @@ class KafkaSink(TransactionalSink):
 
     def _new_writer_settings(self, topics: dict[str, TopicShape]) -> WriterSettings:
         return WriterSettings(
+            sink_id=self.sink_id,
             topic=self.topic,
+            dead_letter_topic=self.dead_letter_topic,
             layout=self.layout,
             codec=self.codec,
             connection=self.connection,
@@ -167,16 +166,15 @@ class KafkaSink(TransactionalSink):
             topics=topics,
         )
 
-    async def _shape(self, admin: Admin, topic: str) -> TopicShape:
-        described = await admin.describe_topic(topic)
-        limit = _config(await admin.topic_configs(topic), "max.message.bytes")
-        return TopicShape(len(described.partitions), DEFAULT_MAX_BATCH_BYTES if limit is None else int(limit))
+    async def _shapes(self, cluster: Cluster) -> dict[str, TopicShape]:
+        topics = [self.topic] if self.dead_letter_topic is None else [self.topic, self.dead_letter_topic]
+        return {topic: await read_shape(cluster, topic) for topic in topics}
 
     async def _warn_unless_verified(self, admin: Admin) -> None:
         """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
         controller = (await admin.describe_cluster()).brokers[0]
         configs = await admin.broker_configs(controller.node_id)
-        if _config(configs, "transaction.partition.verification.enable") != "true":
+        if config_value(configs, "transaction.partition.verification.enable") != "true":
             LOGGER.warning(
                 "the broker at %s does not verify that a transaction is open before it takes a batch (Semel "
                 "does, and Kafka from 3.6 on): a writer of sink %r that wakes up late is not fenced",
@@ -184,33 +182,30 @@ class KafkaSink(TransactionalSink):
                 self.sink_id,
             )
 
-    async def _read_marker(self) -> Marker:
-        found = await self._stored_marker()
-        return NO_MARKER if found is None else found[0]
+    async def _require_no_owner(self, cluster: Cluster) -> None:
+        """For those who would rather not fence: a transaction that is open has an owner, dead or alive."""
+        try:
+            described = await TransactionAdmin(cluster).describe(transactional_id_of(self.sink_id))
+        except BrokerError as error:
+            if error.code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                raise
+        else:
+            if described.is_open:
+                raise InitFailed(
+                    f"sink {self.sink_id!r} has a transaction open, so it may have an owner, and "
+                    "fence_on_open is off. Stop that one, or wait for its transaction to time out"
+                )
+        found = await self._markers.read(cluster)
+        if found is not None and _is_alive(found[1]):
+            raise InitFailed(
+                f"sink {self.sink_id!r} is open in {found[1]}, and fence_on_open is off. Stop that one first"
+            )
 
-    async def _stored_marker(self) -> tuple[Marker, Owner] | None:
-        """Waits until no transaction has the marker pending."""
-        assert self._cluster is not None
-        group_id = marker_group_of(self.sink_id)
-        where = TopicPartition(self.topic, MARKER_PARTITION)
-        committed = (await fetch_offsets(self._cluster, group_id, [where])).get(where)
-        return None if committed is None else parse_marker(group_id, committed)
-
-    async def _renew_marker(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+    async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
         """Writes the marker again: that keeps it from expiring, and tells those it fences who did it."""
         await transaction.begin()
-        await self._put_marker(transaction, marker, owner)
+        await self._markers.put(transaction, marker, owner)
         await transaction.commit()
-
-    async def _put_marker(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
-        await transaction.commit_offsets(
-            GroupMetadata(marker_group_of(self.sink_id)),
-            {
-                TopicPartition(self.topic, MARKER_PARTITION): CommittedOffset(
-                    marker.epoch + 1, marker.encode(owner)
-                )
-            },
-        )
 
     # Epochs
 
@@ -266,7 +261,7 @@ class KafkaSink(TransactionalSink):
     ) -> Cluster | None:
         """Marker and offsets join the transaction. Returns the source where it is another cluster."""
         assert self._owner is not None
-        await self._put_marker(transaction, marker, self._owner)
+        await self._markers.put(transaction, marker, self._owner)
         if source_offsets is None:
             return None
         offsets = as_committed(source_offsets)
@@ -300,9 +295,14 @@ class KafkaSink(TransactionalSink):
                 f"whether epoch {epoch} of sink {self.sink_id!r} is committed is not known after "
                 f"{self.settings.commit_timeout:g} s: open the sink anew, the marker tells. {error}"
             ) from error
-        except SemelError as error:
+        except AbortableError as error:
             raise CommitFailed(
                 f"epoch {epoch} of sink {self.sink_id!r} was not committed: {error}"
+            ) from error
+        except SemelError as error:
+            raise UnknownOutcome(
+                f"whether epoch {epoch} of sink {self.sink_id!r} is committed is not known: {error}. "
+                "Open the sink anew, the marker tells"
             ) from error
 
     async def _commit_elsewhere(self, source: Cluster, source_offsets: SourceOffsets) -> None:
@@ -351,38 +351,24 @@ class KafkaSink(TransactionalSink):
         open_for_s = asyncio.get_running_loop().time() - self._begun_at
         successor = await self._successor()
         if successor is not None or open_for_s < self.transaction_timeout:
-            return self._name_successor(successor, error)
+            return self._markers.fenced_out(successor, error)
         reason = (
             f"the transaction of sink {self.sink_id!r} was open for {open_for_s:.0f} s, and the broker has "
             f"aborted it: transaction_timeout is {self.transaction_timeout:g} s. Raise it (up to the "
             "broker's transaction.max.timeout.ms), or make epochs smaller (Spark: maxOffsetsPerTrigger)"
         )
-        return AbortFailed(f"{reason}. Open the sink anew") if aborting else CommitFailed(reason)
+        if aborting:
+            return AbortFailed(f"{reason}. Open the sink anew")
+        if self._require_transaction().answer_was_lost:
+            return UnknownOutcome(f"{reason}. Or it was committed before: open the sink anew, which tells")
+        return CommitFailed(reason)
 
     async def _fenced_out(self, error: FencedError) -> FencedOut:
-        return self._name_successor(await self._successor(), error)
-
-    def _name_successor(self, successor: Owner | None, error: FencedError) -> FencedOut:
-        who = "another owner" if successor is None else str(successor)
-        return FencedOut(
-            f"sink {self.sink_id!r} was fenced by {who}: stop this process; if it opened the sink again, it "
-            f"would fence its successor. ({error})"
-        )
+        return self._markers.fenced_out(await self._successor(), error)
 
     async def _successor(self) -> Owner | None:
-        """Who has signed the marker after us, waiting a moment for a signature that is under way."""
-        give_up_at = asyncio.get_running_loop().time() + SUCCESSOR_TIMEOUT_S
-        while True:
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    found = await self._stored_marker()
-            except (SemelError, TimeoutError):
-                return None
-            if found is not None and found[1].run != self.run:
-                return found[1]
-            if asyncio.get_running_loop().time() + SUCCESSOR_POLL_S > give_up_at:
-                return None
-            await asyncio.sleep(SUCCESSOR_POLL_S)
+        assert self._cluster is not None
+        return await self._markers.successor(self._cluster, self.run)
 
 
 def parse_codec(compression: str) -> Codec:
@@ -393,17 +379,6 @@ def parse_codec(compression: str) -> Codec:
         raise ConfigError(f"compression {compression!r} is none of {names}") from None
 
 
-def parse_marker(group_id: str, committed: CommittedOffset) -> tuple[Marker, Owner]:
-    """The marker in an offset's note."""
-    try:
-        return decode_marker(committed.metadata)
-    except (ValueError, TypeError, KeyError) as error:
-        raise InitFailed(
-            f"group {group_id!r} holds an offset that is no marker of a sink ({error}): somebody else uses "
-            "that group, or has reset it. Give the sink another name, or `semel sink adopt` it"
-        ) from error
-
-
 def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, CommittedOffset]:
     return {
         TopicPartition(topic, partition): CommittedOffset(offset)
@@ -412,8 +387,14 @@ def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, Committe
     }
 
 
-def _config(entries: Iterable[ConfigEntry], name: str) -> str | None:
-    for entry in entries:
-        if entry.name == name:
-            return entry.value
-    return None
+def _is_alive(owner: Owner) -> bool:
+    """Whether an owner is another process of this machine that still runs; of others nothing is known."""
+    if owner.host != socket.gethostname() or owner.pid == os.getpid():
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -28,6 +28,8 @@ from semel.client.shared_transaction import TransactionHandle
 from semel.errors import FencedError, SemelError
 from semel.sinks.claims import ClaimAddress, Claimant, Claims, RemoteClaims, require_shared
 from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take
+from semel.sinks.kafka.markers import MarkerStore
 from semel.sinks.kafka.rows import (
     RecordLayout,
     RecordRows,
@@ -36,7 +38,10 @@ from semel.sinks.kafka.rows import (
     order_by_partition,
     read_partitions,
     read_rows,
+    read_topics,
 )
+from semel.sinks.kafka.topics import TopicShape, find_shape
+from semel.sinks.marker import Owner
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import Rows, Writer, WriterPlan
@@ -51,18 +56,12 @@ WRITER_NAME_BYTES: Final = 8
 
 
 @dataclass(slots=True, frozen=True)
-class TopicShape:
-    """What a writer has to know of a topic."""
-
-    partition_count: int
-    max_batch_bytes: int
-
-
-@dataclass(slots=True, frozen=True)
 class WriterSettings:
     """What stays the same from epoch to epoch."""
 
+    sink_id: str
     topic: str
+    dead_letter_topic: str | None
     layout: RecordLayout
     codec: Codec
     connection: ConnectionOptions
@@ -117,6 +116,8 @@ class KafkaWriter(Writer):
         self._unflushed_rows = 0
         self._rows_taken = 0
         self._next_own = 0
+        self._shapes = dict(plan.settings.topics)
+        self._dead_letters = 0
         self._is_over = False
 
     async def write(self, rows: Rows) -> None:
@@ -136,9 +137,10 @@ class KafkaWriter(Writer):
             self.plan.place,
             self._claimant.task,
             self._claimant.attempt,
-            sum(parts.values()),
+            sum(parts.values()) - self._dead_letters,
             written_bytes,
-            parts=parts,
+            self._dead_letters,
+            parts,
         )
 
     async def cancel(self) -> None:
@@ -179,8 +181,8 @@ class KafkaWriter(Writer):
         self._gathered, self._gathered_rows = [], 0
         try:
             await self._send(batch, first_row)
-        except (SinkError, SemelError) as error:
-            raise self._failed(error) from error
+        except SemelError as error:
+            raise await self._failed(error) from error
 
     async def _flush(self) -> None:
         """Waits for the broker, inside the transaction."""
@@ -189,34 +191,71 @@ class KafkaWriter(Writer):
         try:
             await self._shared.flush()
         except SemelError as error:
-            raise self._failed(error) from error
+            raise await self._failed(error) from error
         self._count_buffered(0)
 
-    def _failed(self, error: SemelError) -> SinkError:
+    async def _failed(self, error: SemelError) -> SinkError:
         if isinstance(error, SinkError):
             return error
         if isinstance(error, FencedError):
+            successor = await self._successor()
+            if successor is not None:
+                return MarkerStore(self._settings.sink_id, self._settings.topic).fenced_out(successor, error)
             return WriteFailed(
-                f"{self._claimant} writes in a transaction that is over: it was aborted after "
-                f"transaction_timeout ({self._settings.transaction_timeout_ms} ms; fewer rows an epoch, "
-                f"`maxOffsetsPerTrigger`, take less), or another owner has taken the sink. {error}"
+                f"{self._claimant} writes in a transaction that is over: its owner has ended it, or the "
+                f"broker has, after transaction_timeout ({self._settings.transaction_timeout_ms} ms; smaller epochs "
+                f"take less: maxOffsetsPerTrigger). {error}"
             )
         return WriteFailed(f"{self._claimant} could not write: {error}")
+
+    async def _successor(self) -> Owner | None:
+        if self._shared is None:
+            return None
+        markers = MarkerStore(self._settings.sink_id, self._settings.topic)
+        return await markers.successor(self._shared.cluster, self.plan.place.run)
 
     # Sending
 
     async def _send(self, batch: pa.RecordBatch, first_row: int) -> None:
-        topic = self._settings.topic
-        shape = self._settings.topics[topic]
+        numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
+        name = self._settings.layout.topic
+        if name is None:
+            await self._send_to(self._settings.topic, batch, numbers)
+            return
+        topics, codes = read_topics(column(batch, name, "topic"), name)
+        for code, topic in enumerate(topics):
+            indexes = np.flatnonzero(codes == code)
+            if len(indexes):
+                whole = len(indexes) == batch.num_rows
+                await self._send_to(topic, batch if whole else take(batch, indexes), numbers[indexes])
+
+    async def _send_to(self, topic: str | None, batch: pa.RecordBatch, numbers: Ints) -> None:
+        """Rows of one topic: the bad ones out, the others in runs of one partition."""
         rows = read_rows(batch, self._settings.layout)
-        partitions = self._targets(batch, rows, topic, shape, first_row)
-        order, runs = order_by_partition(partitions)
+        shape = None if topic is None else await self._shape(topic)
+        bad = BadRows()
+        if topic is None or shape is None:
+            reason = "its topic is null" if topic is None else f"there is no topic {topic!r}"
+            for index in range(batch.num_rows):
+                bad.add(index, reason)
+            await self._reject(bad, rows, numbers, topic)
+            return
+        partitions = self._targets(batch, rows, topic, shape, bad)
+        find_oversize(rows, shape.max_batch_bytes, bad)
+        order: Ints | None = None
+        if len(bad):
+            await self._reject(bad, rows, numbers, topic)
+            order = bad.good(batch.num_rows)
+            partitions = partitions[order]
+        regrouped, runs = order_by_partition(partitions)
+        if regrouped is not None:
+            order = regrouped if order is None else order[regrouped]
         if order is not None:
-            rows = read_rows(batch.take(pa.array(order)), self._settings.layout)
+            rows = read_rows(take(batch, order), self._settings.layout)
         await self._claim([TopicPartition(topic, partition) for partition, _, _ in runs])
         for partition, start, stop in runs:
             await self._write_run(TopicPartition(topic, partition), rows.slice(start, stop), shape)
-            await asyncio.sleep(0)  # lets what is encoded leave, while the next run is encoded
+            await asyncio.sleep(0)  # lets what is encoded leave while the next run is encoded
 
     async def _write_run(self, where: TopicPartition, rows: RecordRows, shape: TopicShape) -> None:
         try:
@@ -224,30 +263,36 @@ class KafkaWriter(Writer):
                 rows.values, rows.keys, rows.timestamps, rows.headers, max_batch_bytes=shape.max_batch_bytes
             )
         except InvalidBatch as error:
-            raise WriteFailed(f"{where}: {error}", is_permanent=True) from error
+            raise WriteFailed(f"rows for {where} make no record batch: {error}", is_permanent=True) from error
+
+    async def _shape(self, topic: str) -> TopicShape | None:
+        """What the owner has read, or for topics that only the rows name, what is there now."""
+        shape = self._shapes.get(topic)
+        if shape is None:
+            shape = await find_shape((await self._open()).cluster, topic)
+            if shape is not None:
+                self._shapes[topic] = shape
+        return shape
 
     def _targets(
-        self, batch: pa.RecordBatch, rows: RecordRows, topic: str, shape: TopicShape, first_row: int
+        self, batch: pa.RecordBatch, rows: RecordRows, topic: str, shape: TopicShape, bad: BadRows
     ) -> Ints:
         """Where each row goes: as its partition column says, else by its key, else to one of our own."""
-        layout = self._settings.layout
+        name = self._settings.layout.partition
         partitions = np.full(batch.num_rows, NO_PARTITION, np.int64)
-        if layout.partition is not None:
-            partitions = read_partitions(
-                column(batch, layout.partition, "partition"), layout.partition, NO_PARTITION
-            )
-            wrong = np.flatnonzero((partitions < NO_PARTITION) | (partitions >= shape.partition_count))
-            if len(wrong):
-                row = int(wrong[0])
-                raise WriteFailed(
-                    f"row {first_row + row} has partition {partitions[row]}; topic {topic!r} has "
-                    f"{shape.partition_count}",
-                    is_permanent=True,
+        if name is not None:
+            partitions = read_partitions(column(batch, name, "partition"), name, NO_PARTITION)
+            outside = (partitions < NO_PARTITION) | (partitions >= shape.partition_count)
+            for index in np.flatnonzero(outside).tolist():
+                bad.add(
+                    index,
+                    f"it is for partition {partitions[index]}, and there are {shape.partition_count}",
                 )
-        if rows.keys is not None:
+        if rows.keys is not None and (partitions == NO_PARTITION).any():
             by_key = partition_column(rows.keys, shape.partition_count)
-            partitions = by_key if layout.partition is None else np.where(partitions < 0, by_key, partitions)
-        if (homeless := partitions == NO_PARTITION).any():
+            partitions = by_key if name is None else np.where(partitions == NO_PARTITION, by_key, partitions)
+        homeless = partitions == NO_PARTITION
+        if homeless.any():
             partitions = np.where(homeless, self._own_partition(topic, shape), partitions)
         return partitions
 
@@ -258,22 +303,49 @@ class KafkaWriter(Writer):
             raise WriteFailed(
                 f"task {self._claimant.task} of {self._tasks} has rows without a key, and topic {topic!r} "
                 f"has only {shape.partition_count} partitions, each written by one task: coalesce to "
-                f"{shape.partition_count} tasks",
+                f"{shape.partition_count} tasks, or give the topic more partitions",
                 is_permanent=True,
             )
         self._next_own += 1
         return own[(self._next_own - 1) % len(own)]
+
+    async def _reject(self, bad: BadRows, rows: RecordRows, numbers: Ints, topic: str | None) -> None:
+        """Bad rows fail the writer, or become dead letters in the same transaction."""
+        dead_letter_topic = self._settings.dead_letter_topic
+        if dead_letter_topic is None:
+            raise bad.fail(rows, numbers, topic)
+        shape = await self._shape(dead_letter_topic)
+        if shape is None:
+            raise WriteFailed(f"the dead-letter topic {dead_letter_topic!r} does not exist")
+        origin = [
+            ("semel.sink", self._settings.sink_id.encode()),
+            ("semel.epoch", b"%d" % self.plan.place.epoch),
+            ("semel.task", b"%d" % self._claimant.task),
+            ("semel.topic", (topic or "").encode()),
+        ]
+        letters = DeadLetters(bad, rows, numbers, origin, shape.max_batch_bytes)
+        values, keys = letters.columns()
+        where = TopicPartition(dead_letter_topic, self._own_partition(dead_letter_topic, shape))
+        await self._claim([where])
+        await self._partitions[where].write_columns(
+            values, keys, None, letters.headers, max_batch_bytes=shape.max_batch_bytes
+        )
+        self._dead_letters += len(bad)
 
     async def _claim(self, partitions: list[TopicPartition]) -> None:
         new = [where for where in partitions if where not in self._partitions]
         if not new:
             return
         await self._claims.claim(self._claimant, new)
+        shared = await self._open()
+        for where in new:
+            self._partitions[where] = shared.partition(where.topic, where.partition)
+
+    async def _open(self) -> SharedWriter:
         if self._shared is None:
             self._shared = SharedWriter(self.plan.handle, self._producer_options(), self._settings.connection)
             await self._shared.open()
-        for where in new:
-            self._partitions[where] = self._shared.partition(where.topic, where.partition)
+        return self._shared
 
     def _producer_options(self) -> ProducerOptions:
         return ProducerOptions(

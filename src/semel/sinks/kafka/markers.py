@@ -1,0 +1,85 @@
+"""Where a Kafka sink keeps its marker, and who has signed it.
+
+It is the committed offset of the group `<sink_id>.epoch` on partition 0 of the output topic: `epoch + 1`,
+with a note that holds the rest. Whoever opens the sink signs it anew, so that the owner that it fenced can
+tell who did it.
+"""
+
+import asyncio
+from typing import Final
+
+from semel.client.cluster import Cluster
+from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
+from semel.client.metadata import TopicPartition
+from semel.client.shared_transaction import SharedTransaction
+from semel.errors import SemelError
+from semel.sinks.errors import FencedOut, InitFailed
+from semel.sinks.marker import Marker, Owner, decode_marker
+
+TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
+MARKER_GROUP_SUFFIX: Final = ".epoch"
+MARKER_PARTITION: Final = 0
+# How long a fenced owner looks for the name of its successor, who signs within milliseconds.
+SUCCESSOR_TIMEOUT_S: Final = 2.0
+SUCCESSOR_POLL_S: Final = 0.1
+
+
+def transactional_id_of(sink_id: str) -> str:
+    return f"{TRANSACTIONAL_ID_PREFIX}{sink_id}"
+
+
+def marker_group_of(sink_id: str) -> str:
+    return f"{sink_id}{MARKER_GROUP_SUFFIX}"
+
+
+class MarkerStore:
+    """The marker of one sink."""
+
+    def __init__(self, sink_id: str, topic: str) -> None:
+        self.sink_id = sink_id
+        self.group_id = marker_group_of(sink_id)
+        self.where = TopicPartition(topic, MARKER_PARTITION)
+
+    async def read(self, cluster: Cluster) -> tuple[Marker, Owner] | None:
+        """The marker and who signed it; waits until no transaction has one pending."""
+        committed = (await fetch_offsets(cluster, self.group_id, [self.where])).get(self.where)
+        return None if committed is None else parse_marker(self.group_id, committed)
+
+    async def put(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+        """The marker becomes part of a transaction."""
+        committed = CommittedOffset(marker.epoch + 1, marker.encode(owner))
+        await transaction.commit_offsets(GroupMetadata(self.group_id), {self.where: committed})
+
+    async def successor(self, cluster: Cluster, run: str) -> Owner | None:
+        """Who has signed after this run, waiting a moment for a signature that is under way."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + SUCCESSOR_TIMEOUT_S
+        while True:
+            try:
+                async with asyncio.timeout_at(give_up_at):
+                    found = await self.read(cluster)
+            except (SemelError, TimeoutError):
+                return None
+            if found is not None and found[1].run != run:
+                return found[1]
+            if loop.time() + SUCCESSOR_POLL_S > give_up_at:
+                return None
+            await asyncio.sleep(SUCCESSOR_POLL_S)
+
+    def fenced_out(self, successor: Owner | None, error: SemelError) -> FencedOut:
+        who = "another owner" if successor is None else str(successor)
+        return FencedOut(
+            f"sink {self.sink_id!r} was fenced by {who}: stop this process; if it opened the sink again, it "
+            f"would fence its successor. ({error})"
+        )
+
+
+def parse_marker(group_id: str, committed: CommittedOffset) -> tuple[Marker, Owner]:
+    """The marker in an offset's note."""
+    try:
+        return decode_marker(committed.metadata)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InitFailed(
+            f"group {group_id!r} holds an offset that is no marker of a sink: somebody else uses that group, "
+            "or has reset it. Give the sink another name, or `semel sink adopt` it"
+        ) from error

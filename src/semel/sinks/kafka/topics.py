@@ -1,0 +1,44 @@
+"""What a writer has to know of the topics that it writes to."""
+
+from dataclasses import dataclass
+
+from semel.client.admin import Admin, config_value
+from semel.client.cluster import Cluster
+from semel.errors import BrokerError
+from semel.wire.columns import DEFAULT_MAX_BATCH_BYTES
+from semel.wire.errors import ErrorCode
+
+NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION})
+
+
+@dataclass(slots=True, frozen=True)
+class TopicShape:
+    """Counted once, so that all writers of a run put a key in the same place."""
+
+    partition_count: int
+    max_batch_bytes: int
+
+
+async def read_shape(cluster: Cluster, topic: str) -> TopicShape:
+    """A topic's shape; where its configs may not be read, batches keep below Kafka's default limit."""
+    admin = Admin(cluster)
+    described = await admin.describe_topic(topic)
+    max_batch_bytes = DEFAULT_MAX_BATCH_BYTES
+    try:
+        limit = config_value(await admin.topic_configs(topic), "max.message.bytes")
+        if limit is not None:
+            max_batch_bytes = int(limit)
+    except BrokerError as error:
+        if error.code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise
+    return TopicShape(len(described.partitions), max_batch_bytes)
+
+
+async def find_shape(cluster: Cluster, topic: str) -> TopicShape | None:
+    """The same, or None where there is no such topic."""
+    try:
+        return await read_shape(cluster, topic)
+    except BrokerError as error:
+        if error.code in NOT_THERE:
+            return None
+        raise
