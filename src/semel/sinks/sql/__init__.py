@@ -1,0 +1,1 @@
+"""What the SQL sinks have in common: the sink's row, two strategies, columns. Databases bring a `Dialect`."""

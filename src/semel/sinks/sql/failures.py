@@ -1,0 +1,29 @@
+"""A failed statement, sorted by what it means. Sessions raise it; sinks and writers turn it into a SinkError."""
+
+from enum import Enum
+
+
+class Cause(Enum):
+    LOST = "the connection is gone"
+    LOCKED = "another transaction holds a lock for too long"
+    CONFLICT = "the server chose this transaction to end a deadlock or to keep others serializable"
+    ROW = "a row breaks a type or a constraint"
+    DENIED = "permission was refused"
+    MISSING = "a table or column is not there"
+    OTHER = "something else"
+
+
+# The same statement would fail again.
+PERMANENT: frozenset[Cause] = frozenset({Cause.ROW, Cause.DENIED, Cause.MISSING})
+
+
+class SqlFailure(Exception):  # noqa: N818 - it is for this package, which turns it into a SinkError
+    """What the server said; the transaction, if there was one, is to be rolled back."""
+
+    def __init__(self, message: str, cause: Cause) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+    @property
+    def is_permanent(self) -> bool:
+        return self.cause in PERMANENT

@@ -1,0 +1,99 @@
+"""Looking at the sinks of a database, and setting a marker by hand: what `semel sink` does."""
+
+from dataclasses import dataclass
+
+from semel.sinks.errors import SinkError
+from semel.sinks.marker import ANY_QUERY, Marker, Owner
+from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.failures import SqlFailure
+from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+
+LABEL = "semel sink"
+
+
+@dataclass(slots=True, frozen=True)
+class SinkStatus:
+    """A sink as its row tells: the last committed epoch, and who has it open."""
+
+    sink_id: str
+    marker: Marker
+    owner: Owner | None
+    is_alive: bool
+
+
+class SqlRegistry:
+    """The sinks of one database. Each call has a connection of its own."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._rows = SinkRows(dialect)
+
+    async def sinks(self) -> list[SinkStatus]:
+        session = await self._connect()
+        try:
+            return [await self._status(session, row) for row in await self._rows.read_all(session)]
+        except SqlFailure as failure:
+            raise SinkError(str(failure)) from failure
+        finally:
+            await session.close()
+
+    async def read(self, sink_id: str) -> SinkStatus | None:
+        session = await self._connect()
+        try:
+            row = await self._rows.read(session, sink_id)
+            return None if row is None else await self._status(session, row)
+        except SqlFailure as failure:
+            raise SinkError(str(failure)) from failure
+        finally:
+            await session.close()
+
+    async def adopt(self, sink_id: str, epoch: int, query_id: str = ANY_QUERY) -> None:
+        """Sets the marker, fencing whoever has the sink open. Makes the row, if it is not there."""
+        session = await self._connect()
+        try:
+            for statement in self._dialect.create_bookkeeping():
+                await session.execute(statement)
+            await self._rows.insert(session, sink_id)
+            await session.begin()
+            row = await self._rows.lock(session, sink_id)
+            assert row is not None, "the row was inserted above"
+            owner = await self._rows.take(session, row, _nobody(session))
+            marker = Marker(epoch, query_id, "")
+            await self._rows.mark(session, sink_id, owner, marker, row.marker.epoch)
+            await session.commit()
+        except SqlFailure as failure:
+            raise SinkError(f"the marker of {sink_id!r} was not set: {failure}") from failure
+        finally:
+            await session.close()
+
+    async def forget(self, sink_id: str) -> bool:
+        """Deletes the row, which fences whoever has the sink open. False if there is none."""
+        session = await self._connect()
+        try:
+            return await self._rows.forget(session, sink_id)
+        except SqlFailure as failure:
+            raise SinkError(f"{sink_id!r} was not forgotten: {failure}") from failure
+        finally:
+            await session.close()
+
+    async def _connect(self) -> SqlSession:
+        try:
+            return await self._dialect.connect(LABEL)
+        except SqlFailure as failure:
+            raise SinkError(str(failure)) from failure
+
+    async def _status(self, session: SqlSession, row: SinkRow) -> SinkStatus:
+        holder = row.holder
+        if holder is None:
+            return SinkStatus(row.sink_id, row.marker, None, False)
+        alive = await self._dialect.is_alive(session, holder.session_id, holder.label)
+        return SinkStatus(row.sink_id, row.marker, holder.owner, alive)
+
+
+def _nobody(session: SqlSession) -> Holder:
+    import os
+    import socket
+    from datetime import UTC, datetime
+
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return Holder(Owner(socket.gethostname(), os.getpid(), "adopt", since), session.session_id, LABEL)

@@ -1,0 +1,538 @@
+"""A SQL table as a transactional sink: one SQL transaction an epoch, with the sink's row as fence and marker.
+
+- `direct`: `begin` opens the transaction and locks the row; the writer loads into it; `commit` writes the
+  marker.
+- `staged`: writers stage rows, each load a transaction of its own; `commit` locks the row, moves the rows
+  of the receipts, checks their number and writes the marker, all in one transaction. Between epochs the
+  stage is emptied.
+
+The row's lock is what makes a lost connection safe: whoever gets it knows that the transaction before has
+ended, one way or the other, and the epoch in the row says which. Every transaction compares the row's
+`owner` with its own number first.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from semel.errors import ConfigError
+from semel.sinks.errors import (
+    AbortFailed,
+    BeginFailed,
+    CommitFailed,
+    ConnectionLost,
+    FencedOut,
+    InitFailed,
+    SinkError,
+    UnknownOutcome,
+)
+from semel.sinks.marker import Marker, Owner
+from semel.sinks.receipts import Place, Receipt
+from semel.sinks.settings import OnBadRow, SinkSettings
+from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
+from semel.sinks.sql.columns import Layout, TableColumn, lay_out
+from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.merge import Merge
+from semel.sinks.sql.names import (
+    DEAD_LETTERS_TABLE,
+    MERGE_TABLE,
+    STAGE_PREFIX,
+    WRITER_COLUMN,
+    TableName,
+    sink_key,
+)
+from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+from semel.sinks.sql.target import Strategy, Target
+from semel.sinks.sql.writers import DirectPlan, StagedPlan, dead_letter_columns, stamp_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+# How long `open` waits for its predecessor to end its transaction before it ends it, and after that.
+PREDECESSOR_GRACE_S: Final = 2.0
+TAKE_TIMEOUT_S: Final = 10.0
+MAX_OPEN_ATTEMPTS: Final = 5
+# A staged commit that lost a deadlock is tried again: the staged rows are still there.
+MAX_COMMIT_ATTEMPTS: Final = 4
+RECONNECT_BACKOFF_S: Final = 0.1
+# How long the emptying of the stage waits for the sink's row.
+SWEEP_LOCK_TIMEOUT_S: Final = 1.0
+MAX_RECEIPTS: Final = 10_000
+
+
+class SqlSink(TransactionalSink):
+    """The part of a SQL sink that no database changes; `Dialect` is the rest."""
+
+    def __init__(
+        self, dialect: Dialect, target: Target, strategy: Strategy, settings: SinkSettings | None = None
+    ) -> None:
+        super().__init__(settings)
+        if strategy is Strategy.DIRECT and self.settings.on_bad_row is OnBadRow.DEAD_LETTER:
+            raise ConfigError(
+                "on_bad_row 'dead_letter' needs strategy 'staged': with 'direct' a row that the database "
+                "refuses has spoiled the one transaction"
+            )
+        self.target = target
+        self.strategy = strategy
+        self._dialect = dialect
+        self._rows = SinkRows(dialect)
+        self._session: SqlSession | None = None
+        self._owner_number = 0
+        self._owner: Owner | None = None
+        self._layout: Layout | None = None
+        self._merge: Merge | None = None
+        self._stage = TableName(None, "")
+        self._dead_stage = TableName(None, "")
+        self._sweeping: asyncio.Task[None] | None = None
+        self._is_spoiled = False
+
+    def expect(self, schema: "pa.Schema") -> None:
+        """Says before `open` what the rows will look like, so that `open` can check it."""
+        self.target = Target(
+            self.target.table,
+            self.target.mode,
+            self.target.keys,
+            self.target.order_by,
+            self.target.change_column,
+            self.target.columns,
+            schema,
+            self.target.create_table,
+        )
+
+    # Open
+
+    async def _open(self, owner: Owner) -> Marker:
+        await self._close()
+        self._owner, self._is_spoiled = owner, False
+        try:
+            session = self._session = await self._dialect.connect(self._label)
+            await self._make_tables(session)
+            layout = self._layout = await self._check_target(session)
+            row = await self._take(session, owner)
+            await self._make_stages(session, layout)
+        except SqlFailure as failure:
+            await self._drop_session()
+            if failure.cause is Cause.LOST:
+                raise ConnectionLost(f"sink {self.sink_id!r} could not be opened: {failure}") from failure
+            raise InitFailed(f"sink {self.sink_id!r} could not be opened: {failure}") from failure
+        except BaseException:
+            await self._drop_session()
+            raise
+        return row.marker
+
+    async def _make_tables(self, session: SqlSession) -> None:
+        for statement in self._dialect.create_bookkeeping():
+            await session.execute(statement)
+        if self.target.create_table and self.target.schema is not None:
+            await session.execute(self._create_target(self.target.schema))
+
+    def _create_target(self, schema: "pa.Schema") -> str:
+        mapping = self.target.columns or {
+            name: name for name in schema.names if name != self.target.change_column
+        }
+        keys = [mapping[key] for key in self.target.keys if key in mapping]
+        columns = [
+            TableColumn(name, self._dialect.type_for(schema.field(source).type), name not in keys)
+            for source, name in mapping.items()
+        ]
+        return self._dialect.create_target(self.target.table, columns, keys)
+
+    async def _check_target(self, session: SqlSession) -> Layout:
+        found = await self._dialect.describe(session, self.target.table)
+        if not found:
+            raise InitFailed(
+                f"there is no table {self.target.table}, or this user may not see it: make it, or give "
+                f"create_table=True and schema="
+            )
+        layout = lay_out(self.target, found, self._dialect)
+        if layout.merges:
+            unique = await self._dialect.unique_keys(session, self.target.table)
+            if frozenset(layout.keys) not in unique:
+                raise InitFailed(
+                    f"table {self.target.table} has no primary key or unique constraint on exactly "
+                    f"({', '.join(layout.keys)}): without it rows of one key cannot be replaced"
+                )
+        return layout
+
+    async def _take(self, session: SqlSession, owner: Owner) -> SinkRow:
+        """Raises the row's owner. Waits a little for the transaction of the owner before, then ends it."""
+        await self._rows.insert(session, self.sink_id)
+        before = await self._rows.read(session, self.sink_id)
+        if before is not None and before.holder is not None:
+            await self._consider(session, before.holder)
+        for attempt in range(MAX_OPEN_ATTEMPTS):
+            await session.set_lock_timeout(PREDECESSOR_GRACE_S if attempt == 0 else TAKE_TIMEOUT_S)
+            await session.begin()
+            try:
+                row = await self._rows.lock(session, self.sink_id)
+                if row is not None:
+                    self._owner_number = await self._rows.take(session, row, self._holder(session))
+                    await session.commit()
+                    await self._end_writers(session)
+                    return row
+            except SqlFailure as failure:
+                if failure.cause not in (Cause.LOCKED, Cause.CONFLICT):
+                    raise
+            await session.rollback()
+            await self._rows.insert(session, self.sink_id)
+            await self._end_predecessor(session)
+        raise InitFailed(
+            f"sink {self.sink_id!r} could not be taken: another transaction keeps its row in "
+            f"semel_sinks locked. Find it in the server's list of sessions and end it"
+        )
+
+    async def _consider(self, session: SqlSession, holder: Holder) -> None:
+        if self.settings.fence_on_open:
+            return
+        if await self._dialect.is_alive(session, holder.session_id, holder.label):
+            raise InitFailed(
+                f"sink {self.sink_id!r} is open in {holder.owner}, and fence_on_open is off: stop that one first"
+            )
+
+    async def _end_predecessor(self, session: SqlSession) -> None:
+        row = await self._rows.read(session, self.sink_id)
+        if row is not None and row.holder is not None:
+            logger.warning(
+                "sink %s: ending the connection of its owner before, %s", self.sink_id, row.holder.owner
+            )
+            await self._dialect.end_session(session, row.holder.session_id, row.holder.label)
+
+    async def _end_writers(self, session: SqlSession) -> None:
+        """Writers of earlier runs cannot do harm, but they hold locks on the stage."""
+        if self.strategy is Strategy.STAGED:
+            await self._dialect.end_writers(session, f"semel:{sink_key(self.sink_id)}:")
+
+    async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
+        """Tables of our own, made once: named for the sink and the columns, so that they never change."""
+        prefix = f"{STAGE_PREFIX}{sink_key(self.sink_id)}_"
+        if self.strategy is Strategy.DIRECT:
+            source = TableName(None, MERGE_TABLE)
+            if layout.merges:
+                await session.execute(self._dialect.create_merge_table(layout))
+        else:
+            source = self._stage = TableName(None, f"{prefix}{_digest(layout)}")
+            self._dead_stage = TableName(None, f"{prefix}dead")
+            for old in await self._dialect.stages(session, prefix):
+                if old.name not in (self._stage.name, self._dead_stage.name):
+                    await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
+            await session.execute(self._dialect.create_stage(self._stage, layout.staged))
+            await session.execute(
+                self._dialect.create_stage(self._dead_stage, dead_letter_columns(self._dialect))
+            )
+            await self._sweep()
+        self._merge = Merge(self._dialect, layout, source)
+
+    # Begin
+
+    async def _begin(self, epoch: int) -> WriterPlan:
+        self._is_spoiled = False
+        place = Place(self.run, epoch)
+        try:
+            await self._swept()
+            session = await self._connected()
+            if self.strategy is Strategy.STAGED:
+                return self._staged_plan(place)
+            await self._lock_own_row(session)
+            return self._direct_plan(place, session)
+        except SqlFailure as failure:
+            await self._drop_session()
+            if failure.cause is Cause.LOST:
+                raise ConnectionLost(f"epoch {epoch} could not be begun: {failure}") from failure
+            raise BeginFailed(f"epoch {epoch} could not be begun: {failure}") from failure
+        except BaseException:
+            await self._drop_session()
+            raise
+
+    def _direct_plan(self, place: Place, session: SqlSession) -> WriterPlan:
+        assert self._layout is not None
+        table = TableName(None, MERGE_TABLE) if self._layout.merges else self._layout.table
+        return DirectPlan(
+            place, self._layout, self._dialect, self.settings, self.target.schema, session, table
+        )
+
+    def _staged_plan(self, place: Place) -> WriterPlan:
+        assert self._layout is not None
+        return StagedPlan(
+            place, self._layout, self._dialect, self.settings, self.target.schema, self._stage,
+            self._dead_stage, f"{self._label}:{place.epoch}",
+        )  # fmt: skip
+
+    async def _lock_own_row(self, session: SqlSession) -> SinkRow:
+        """Begins a transaction that has the sink's row, if it is still ours."""
+        await session.begin()
+        row = await self._rows.lock(session, self.sink_id)
+        if row is None or row.owner != self._owner_number:
+            await session.rollback()
+            raise self._fenced_by(row)
+        return row
+
+    # Commit
+
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        deadline = time.monotonic() + self.settings.commit_timeout
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.settings.commit_timeout):
+                session = await self._prepared(marker, receipts)
+        except TimeoutError as error:
+            await self._spoil()
+            raise CommitFailed(
+                f"epoch {marker.epoch} was not ready to commit within {self.settings.commit_timeout:g} s"
+            ) from error
+        except SqlFailure as failure:
+            await self._spoil()
+            if failure.cause is Cause.LOST:
+                await self._refuse_if_fenced()
+            raise CommitFailed(
+                f"epoch {marker.epoch} was not committed: {failure}", is_permanent=failure.is_permanent
+            ) from failure
+        except SinkError:
+            await self._spoil()
+            raise
+        await self._send_commit(session, marker, deadline)
+
+    async def _prepared(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
+        """Everything but COMMIT: rows and marker are in one open transaction of the session returned."""
+        if self.strategy is Strategy.DIRECT:
+            return await self._prepare_direct(marker, receipts)
+        for _ in range(MAX_COMMIT_ATTEMPTS - 1):
+            try:
+                return await self._prepare_staged(marker, receipts)
+            except SqlFailure as failure:
+                if failure.cause not in (Cause.CONFLICT, Cause.LOST):
+                    raise
+                await self._drop_session()
+                await asyncio.sleep(RECONNECT_BACKOFF_S)
+        return await self._prepare_staged(marker, receipts)
+
+    async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
+        assert self._merge is not None and self._layout is not None
+        if self._is_spoiled or self._session is None:
+            raise CommitFailed(f"epoch {marker.epoch} has lost its transaction: abort it and run it again")
+        if self._layout.merges:
+            moved = await self._merge.move(self._session, None)
+            _check_count(moved, sum(receipt.rows for receipt in receipts), self._layout.table)
+        await self._mark(self._session, marker)
+        return self._session
+
+    async def _prepare_staged(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
+        assert self._merge is not None
+        if len(receipts) > MAX_RECEIPTS:
+            raise CommitFailed(
+                f"an epoch has at most {MAX_RECEIPTS:,} writers: use fewer partitions", is_permanent=True
+            )
+        session = await self._connected()
+        await self._lock_own_row(session)
+        stamps = [
+            stamp_of(receipt.place, receipt.task, receipt.attempt) for receipt in receipts if receipt.rows
+        ]
+        if stamps:
+            moved = await self._merge.move(session, stamps)
+            _check_count(moved, sum(receipt.rows for receipt in receipts), self._stage)
+        await self._move_dead_letters(session, receipts)
+        await self._mark(session, marker)
+        return session
+
+    async def _move_dead_letters(self, session: SqlSession, receipts: list[Receipt]) -> None:
+        buried = [receipt for receipt in receipts if receipt.dead_letters]
+        if not buried:
+            return
+        marks = ", ".join(["%s"] * len(buried))
+        moved = await session.execute(
+            f"INSERT INTO {self._dialect.quote_table(TableName(None, DEAD_LETTERS_TABLE))} "
+            f"(sink_id, epoch, row_text, reason) SELECT %s, {buried[0].place.epoch}, row_text, reason "
+            f"FROM {self._dialect.quote_table(self._dead_stage)} "
+            f"WHERE {self._dialect.quote(WRITER_COLUMN)} IN ({marks})",
+            [self.sink_id, *(stamp_of(receipt.place, receipt.task, receipt.attempt) for receipt in buried)],
+        )
+        _check_count(moved, sum(receipt.dead_letters for receipt in buried), self._dead_stage)
+
+    async def _mark(self, session: SqlSession, marker: Marker) -> None:
+        marked = await self._rows.mark(session, self.sink_id, self._owner_number, marker, self._marker.epoch)
+        if not marked:
+            raise self._fenced_by(await self._rows.read(session, self.sink_id))
+
+    async def _send_commit(self, session: SqlSession, marker: Marker, deadline: float) -> None:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                await session.commit()
+        except TimeoutError:
+            await self._resolve(marker, deadline)
+        except SqlFailure as failure:
+            if failure.cause is not Cause.LOST:
+                await self._spoil()
+                raise CommitFailed(
+                    f"epoch {marker.epoch} was not committed: {failure}", is_permanent=failure.is_permanent
+                ) from failure
+            await self._resolve(marker, deadline)
+        if self.strategy is Strategy.STAGED:
+            self._start_sweep()
+
+    async def _resolve(self, marker: Marker, deadline: float) -> None:
+        """COMMIT was sent and no answer came: the row, once it can be locked, tells what has become of it."""
+        while time.monotonic() < deadline:
+            await self._drop_session()
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    session = await self._connected()
+                    row = await self._lock_own_row(session)
+                    await session.rollback()
+            except TimeoutError:
+                break
+            except SqlFailure as failure:
+                logger.info(
+                    "sink %s: the outcome of epoch %d is not known yet: %s",
+                    self.sink_id,
+                    marker.epoch,
+                    failure,
+                )
+                await asyncio.sleep(RECONNECT_BACKOFF_S)
+                continue
+            if row.marker.epoch == marker.epoch:
+                return
+            self._is_spoiled = True
+            raise CommitFailed(
+                f"the connection was lost while epoch {marker.epoch} was committed, and the server has rolled "
+                f"it back: abort it and run it again"
+            )
+        await self._drop_session()
+        raise UnknownOutcome(
+            f"the connection was lost while epoch {marker.epoch} of sink {self.sink_id!r} was committed, and the "
+            f"server did not tell within {self.settings.commit_timeout:g} s: open the sink anew, which will"
+        )
+
+    # Abort
+
+    async def _abort(self) -> None:
+        try:
+            if self.strategy is Strategy.STAGED:
+                self._start_sweep()
+                return
+            if self._session is not None and not self._is_spoiled:
+                await self._session.rollback()
+                return
+            await self._refuse_if_fenced()
+        except SqlFailure as failure:
+            await self._drop_session()
+            if failure.cause is not Cause.LOST:
+                raise AbortFailed(f"the epoch's transaction was not rolled back: {failure}") from failure
+            await self._refuse_if_fenced()
+
+    async def _refuse_if_fenced(self) -> None:
+        """Raises FencedOut if that is why the connection is gone. A server that is away is not asked twice."""
+        try:
+            await self._connected()
+        except SqlFailure as failure:
+            logger.info("sink %s: %s", self.sink_id, failure)
+            await self._drop_session()
+
+    async def _close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+            self._sweeping = None
+        await self._drop_session()
+
+    # The stage between epochs
+
+    def _start_sweep(self) -> None:
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _swept(self) -> None:
+        """Waits for the stage to be empty; raises what went wrong if it concerns the next epoch."""
+        sweeping, self._sweeping = self._sweeping, None
+        if sweeping is not None:
+            await sweeping
+
+    async def _sweep(self) -> None:
+        """Empties the stage, if it is still ours: a zombie must not empty its successor's."""
+        try:
+            session = await self._connected()
+            await session.set_lock_timeout(SWEEP_LOCK_TIMEOUT_S)
+            for stage in (self._stage, self._dead_stage):
+                await self._lock_own_row(session)
+                await self._dialect.clear_stage(session, stage)
+                await session.commit()
+        except SqlFailure as failure:
+            logger.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
+            await self._drop_session()
+
+    # The connection
+
+    @property
+    def _label(self) -> str:
+        """What the server shows: whose connection it is, so that a successor ends the right one."""
+        return f"semel:{sink_key(self.sink_id)}:{self.run}"
+
+    def _holder(self, session: SqlSession) -> Holder:
+        assert self._owner is not None
+        return Holder(self._owner, session.session_id, self._label)
+
+    async def _connected(self) -> SqlSession:
+        """The owner's connection; a new one, if it was lost, after proof that the sink is still ours."""
+        if self._session is not None:
+            return self._session
+        session = await self._dialect.connect(self._label)
+        try:
+            await session.set_lock_timeout(self.settings.commit_timeout)
+            await self._end_own_lost_session(session)
+            await self._lock_own_row(session)
+            await self._rows.renew(session, self.sink_id, self._owner_number, self._holder(session))
+            await session.commit()
+            if self.strategy is Strategy.DIRECT and self._layout is not None and self._layout.merges:
+                await session.execute(self._dialect.create_merge_table(self._layout))
+        except BaseException:
+            await session.close()
+            raise
+        self._session = session
+        return session
+
+    async def _end_own_lost_session(self, session: SqlSession) -> None:
+        """A server that has not noticed the loss would keep the row locked until it does."""
+        row = await self._rows.read(session, self.sink_id)
+        if row is not None and row.owner == self._owner_number and row.holder is not None:
+            await self._dialect.end_session(session, row.holder.session_id, row.holder.label)
+
+    async def _drop_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _spoil(self) -> None:
+        """After a failed commit the transaction is gone; what was staged is not."""
+        self._is_spoiled = self.strategy is Strategy.DIRECT
+        await self._drop_session()
+
+    def _fenced_by(self, row: SinkRow | None) -> FencedOut:
+        if row is None:
+            return FencedOut(
+                f"the row of sink {self.sink_id!r} was deleted (forgotten) while it was open; restart"
+            )
+        by = row.holder.owner if row.holder is not None else "an unknown process"
+        if row.owner == self._owner_number:
+            return FencedOut(
+                f"the marker of sink {self.sink_id!r} was set to epoch {row.marker.epoch} (adopted) while it "
+                f"was open; restart this instance"
+            )
+        return FencedOut(
+            f"sink {self.sink_id!r} was taken by {by}: owner {self._owner_number} < {row.owner}; stop this instance"
+        )
+
+
+def _check_count(moved: int, promised: int, where: TableName) -> None:
+    if moved != promised:
+        raise CommitFailed(
+            f"the writers' receipts promise {promised} rows in {where}, and {moved} are there: the server was "
+            f"restarted or has failed over since (staging tables do not survive that), or a writer is "
+            f"broken. Nothing was committed; abort the epoch and run it again"
+        )
+
+
+def _digest(layout: Layout) -> str:
+    return hashlib.sha256(repr(layout.staged).encode()).hexdigest()[:8]
