@@ -168,5 +168,6 @@ class Dialect(ABC):
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         """Ends that connection, which rolls back its transaction. Nothing, if it is not there or not ours."""
 
+    @abstractmethod
     async def end_writers(self, session: SqlSession, label_prefix: str) -> None:
-        """Ends connections whose label begins so, where the server shows labels. Others do nothing."""
+        """Ends other connections whose label begins so, where the server shows labels; or does nothing."""

@@ -1,4 +1,4 @@
-"""A failed statement, sorted by what it means. Sessions raise it; sinks and writers turn it into a SinkError."""
+"""A failed statement, sorted by what it means. Sessions raise it; sinks make a SinkError of it."""
 
 from enum import Enum
 

@@ -62,7 +62,7 @@ class Merge:
         )
         if not ties:
             return
-        named = ", ".join(f"{key} = {value}" for key, value in zip(self._layout.keys, ties[0], strict=True))
+        named = ", ".join(f"{key} = {value!r}" for key, value in zip(self._layout.keys, ties[0], strict=True))
         why = (
             f"order_by ({', '.join(self._layout.order_by)}) does not tell them apart"
             if self._layout.order_by

@@ -34,7 +34,7 @@ class Shaper:
             self._sources.append(layout.change_column)
 
     def shape(self, rows: Rows) -> pa.Table:
-        """The rows with the columns of `layout.staged`, in that order; WriteFailed names what does not fit."""
+        """The rows with the columns of `layout.staged`, in order; WriteFailed names what does not fit."""
         table = self._table(rows)
         if table.schema != self._checked:
             self._check(table.schema)

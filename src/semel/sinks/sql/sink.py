@@ -191,7 +191,8 @@ class SqlSink(TransactionalSink):
             return
         if await self._dialect.is_alive(session, holder.session_id, holder.label):
             raise InitFailed(
-                f"sink {self.sink_id!r} is open in {holder.owner}, and fence_on_open is off: stop that one first"
+                f"sink {self.sink_id!r} is open in {holder.owner}, and fence_on_open is "
+                f"off: stop that one first"
             )
 
     async def _end_predecessor(self, session: SqlSession) -> None:
@@ -398,13 +399,13 @@ class SqlSink(TransactionalSink):
                 return
             self._is_spoiled = True
             raise CommitFailed(
-                f"the connection was lost while epoch {marker.epoch} was committed, and the server has rolled "
-                f"it back: abort it and run it again"
+                f"the connection was lost while epoch {marker.epoch} was committed, and the server has "
+                f"rolled it back: abort it and run it again"
             )
         await self._drop_session()
         raise UnknownOutcome(
-            f"the connection was lost while epoch {marker.epoch} of sink {self.sink_id!r} was committed, and the "
-            f"server did not tell within {self.settings.commit_timeout:g} s: open the sink anew, which will"
+            f"the connection was lost while epoch {marker.epoch} of sink {self.sink_id!r} was committed, and "
+            f"the server did not tell within {self.settings.commit_timeout:g} s: open the sink anew, which will"
         )
 
     # Abort
@@ -425,7 +426,7 @@ class SqlSink(TransactionalSink):
             await self._refuse_if_fenced()
 
     async def _refuse_if_fenced(self) -> None:
-        """Raises FencedOut if that is why the connection is gone. A server that is away is not asked twice."""
+        """Raises FencedOut if that is why the connection is gone. A server that is away is asked once."""
         try:
             await self._connected()
         except SqlFailure as failure:
@@ -521,15 +522,16 @@ class SqlSink(TransactionalSink):
                 f"was open; restart this instance"
             )
         return FencedOut(
-            f"sink {self.sink_id!r} was taken by {by}: owner {self._owner_number} < {row.owner}; stop this instance"
+            f"sink {self.sink_id!r} was taken by {by}: owner {self._owner_number} < {row.owner}; "
+            f"stop this instance"
         )
 
 
 def _check_count(moved: int, promised: int, where: TableName) -> None:
     if moved != promised:
         raise CommitFailed(
-            f"the writers' receipts promise {promised} rows in {where}, and {moved} are there: the server was "
-            f"restarted or has failed over since (staging tables do not survive that), or a writer is "
+            f"the writers' receipts promise {promised} rows in {where}, and {moved} are there: the server "
+            f"was restarted or has failed over since (staging tables do not survive that), or a writer is "
             f"broken. Nothing was committed; abort the epoch and run it again"
         )
 

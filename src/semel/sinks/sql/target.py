@@ -31,8 +31,8 @@ class Strategy(Enum):
 class Target:
     """A table, and what rows do to it.
 
-    `columns` maps the rows' columns to the table's; None takes equal names. `schema` is the rows' Arrow schema:
-    with it types are checked at open, and `create_table` makes a table that is not there.
+    `columns` maps the rows' columns to the table's; None takes equal names. `schema` is the rows' Arrow
+    schema: with it types are checked at open, and `create_table` makes a table that is not there.
     """
 
     table: TableName
@@ -61,7 +61,7 @@ def make_target(
     schema: "pa.Schema | None",
     create_table: bool,
 ) -> Target:
-    """The target, or a ConfigError that says which settings do not go together. Keys are the rows' columns."""
+    """The target, or a ConfigError that says what does not go together. Keys are columns of the rows."""
     order = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
     key_columns = (keys,) if isinstance(keys, str) else tuple(keys)
     made = Target(
