@@ -1,0 +1,14 @@
+"""A topic and a database in one atomic step: publish records and change rows, both or neither."""
+
+from semel.sinks.atomic.atomic import Atomic, AtomicTransaction, transaction
+from semel.sinks.atomic.blocking import BlockingAtomic, BlockingTransaction
+from semel.sinks.atomic.settings import AtomicSettings
+
+__all__ = [
+    "Atomic",
+    "AtomicSettings",
+    "AtomicTransaction",
+    "BlockingAtomic",
+    "BlockingTransaction",
+    "transaction",
+]
