@@ -80,10 +80,7 @@ class ClaimBook:
     def claim(self, claimant: Claimant, partitions: Iterable[TopicPartition]) -> str | None:
         """Claims all of them; the reason if one is refused. Idempotent for the same writer."""
         if claimant.place != self._place:
-            return (
-                f"{claimant} is of run {claimant.place.run}, epoch {claimant.place.epoch}, which is over: "
-                "its rows will not be committed"
-            )
+            return f"{claimant} is of {claimant.place}, which is over: its rows will not be committed"
         first = self._writers.setdefault(claimant.task, claimant)
         if first != claimant:
             return self._spoil(
@@ -232,7 +229,7 @@ class ClaimService:
             fields = json.loads(line)
             token = str(fields["token"])
             claimant = Claimant(
-                Place(str(fields["run"]), int(fields["epoch"])),
+                Place(str(fields["run"]), int(fields["epoch"]), int(fields["turn"])),
                 int(fields["task"]),
                 str(fields["attempt"]),
                 str(fields["writer"]),
@@ -271,6 +268,7 @@ class RemoteClaims(Claims):
             "token": self._service.token,
             "run": claimant.place.run,
             "epoch": claimant.place.epoch,
+            "turn": claimant.place.turn,
             "task": claimant.task,
             "attempt": claimant.attempt,
             "writer": claimant.writer,

@@ -22,10 +22,18 @@ NO_ORIGIN: Final = Origin()
 
 
 class Place(NamedTuple):
-    """One epoch of one run of one sink; what a receipt must agree with."""
+    """One try at one epoch in one run of one sink; what a receipt must agree with.
+
+    `turn` counts what the run has begun: an epoch that was aborted is begun again in another turn, in which
+    nothing of a writer of the turn before counts.
+    """
 
     run: str
     epoch: int
+    turn: int
+
+    def __str__(self) -> str:
+        return f"run {self.run}, epoch {self.epoch}, turn {self.turn}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,8 +59,8 @@ def check_receipts(place: Place, receipts: Iterable[Receipt]) -> list[Receipt]:
     for receipt in receipts:
         if receipt.place != place:
             raise CommitFailed(
-                f"task {receipt.task} gave a receipt of run {receipt.place.run}, epoch "
-                f"{receipt.place.epoch}; this is run {place.run}, epoch {place.epoch}. "
+                f"task {receipt.task} gave a receipt of {receipt.place}; "
+                f"this is {place}. "
                 f"A late writer's work is never committed"
             )
         if receipt.task in by_task:

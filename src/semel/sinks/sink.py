@@ -141,6 +141,7 @@ class TransactionalSink(ABC):
         self._state = State.CLOSED
         self._marker = NO_MARKER
         self._epoch: int | None = None
+        self._turn = 0
         self._origin = NO_ORIGIN
         self._plan: WriterPlan | None = None
         self._fenced: FencedOut | None = None
@@ -205,7 +206,8 @@ class TransactionalSink(ABC):
             self.tracker.skipped(epoch)
             return None
         try:
-            self._plan = await self._begin(epoch)
+            self._turn += 1
+            self._plan = await self._begin(Place(self.run, epoch, self._turn))
         except FencedOut as error:
             raise self._fail(error) from error
         self._epoch, self._origin = epoch, origin
@@ -296,7 +298,7 @@ class TransactionalSink(ABC):
         """Checks target and settings, fences, cleans up, reads the marker. May be called after a failure."""
 
     @abstractmethod
-    async def _begin(self, epoch: int) -> WriterPlan:
+    async def _begin(self, place: Place) -> WriterPlan:
         """Begins the target's transaction."""
 
     @abstractmethod
@@ -319,7 +321,8 @@ class TransactionalSink(ABC):
     # States
 
     def _accept(self, epoch: int, receipts: Iterable[Receipt]) -> list[Receipt]:
-        accepted = check_receipts(Place(self.run, epoch), receipts)
+        assert self._plan is not None
+        accepted = check_receipts(self._plan.place, receipts)
         for hook in self.settings.before_commit:
             try:
                 hook(epoch)

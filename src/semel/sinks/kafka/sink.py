@@ -209,7 +209,7 @@ class KafkaSink(TransactionalSink):
 
     # Epochs
 
-    async def _begin(self, epoch: int) -> KafkaPlan:
+    async def _begin(self, place: Place) -> KafkaPlan:
         transaction = self._require_transaction()
         try:
             await transaction.begin()
@@ -217,10 +217,9 @@ class KafkaSink(TransactionalSink):
             raise await self._fenced_out(error) from error
         except SemelError as error:
             raise BeginFailed(
-                f"epoch {epoch} of sink {self.sink_id!r} was not begun: {error}. "
+                f"epoch {place.epoch} of sink {self.sink_id!r} was not begun: {error}. "
                 "Close the sink and open it anew"
             ) from error
-        place = Place(self.run, epoch)
         self._book.open(place)
         self._begun_at = asyncio.get_running_loop().time()
         return KafkaPlan(

@@ -230,9 +230,8 @@ class SqlSink(TransactionalSink):
 
     # Begin
 
-    async def _begin(self, epoch: int) -> WriterPlan:
+    async def _begin(self, place: Place) -> WriterPlan:
         self._is_spoiled = False
-        place = Place(self.run, epoch)
         try:
             await self._swept()
             session = await self._connected()
@@ -243,8 +242,8 @@ class SqlSink(TransactionalSink):
         except SqlFailure as failure:
             await self._drop_session()
             if failure.cause is Cause.LOST:
-                raise ConnectionLost(f"epoch {epoch} could not be begun: {failure}") from failure
-            raise BeginFailed(f"epoch {epoch} could not be begun: {failure}") from failure
+                raise ConnectionLost(f"epoch {place.epoch} could not be begun: {failure}") from failure
+            raise BeginFailed(f"epoch {place.epoch} could not be begun: {failure}") from failure
         except BaseException:
             await self._drop_session()
             raise

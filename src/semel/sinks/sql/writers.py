@@ -31,7 +31,7 @@ def stamp_of(place: Place, task: int, attempt: str) -> str:
     """What the rows of one attempt carry. No two attempts of any run have the same."""
     if len(attempt) > MAX_ATTEMPT_CHARACTERS:
         raise ConfigError(f"an attempt's name has at most {MAX_ATTEMPT_CHARACTERS} characters: {attempt!r}")
-    return f"{place.run}/{place.epoch}/{task}/{attempt}"
+    return f"{place.run}/{place.epoch}.{place.turn}/{task}/{attempt}"
 
 
 class BufferingWriter(Writer):
