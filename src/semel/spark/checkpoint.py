@@ -1,0 +1,96 @@
+"""What is read from a query's checkpoint: a batch's source offsets, and whether the query has state.
+
+Spark writes `offsets/<batch>` before it runs the batch, and never changes it: a version, a line of metadata,
+and one line for each source. It is read through Hadoop's file systems, as Spark does, so that it may be
+anywhere.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OFFSETS: Final = "offsets"
+STATE: Final = "state"
+# The version and the metadata, which holds the time of planning.
+HEADER_LINES: Final = 2
+
+
+@dataclass(slots=True, frozen=True)
+class BatchOffsets:
+    """How far a batch reads its sources, one line for each."""
+
+    sources: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        return sha256("\n".join(self.sources).encode()).hexdigest()
+
+    def by_topic(self) -> dict[str, dict[int, int]]:
+        """The next offset of every partition, for those sources that are topics."""
+        merged: dict[str, dict[int, int]] = {}
+        for line in self.sources:
+            for topic, partitions in _topics_of(line).items():
+                merged.setdefault(topic, {}).update(partitions)
+        return merged
+
+
+def parse_offsets(text: str) -> BatchOffsets:
+    """The content of `offsets/<batch>`."""
+    lines = text.splitlines()
+    if len(lines) < HEADER_LINES or not lines[0].startswith("v"):
+        raise ConfigError(f"the checkpoint's offsets are in no format that is known: {text[:80]!r}")
+    return BatchOffsets(tuple(lines[HEADER_LINES:]))
+
+
+def _topics_of(line: str) -> Mapping[str, Mapping[int, int]]:
+    """The line of a source whose offsets are Kafka's, `{"topic":{"0":12}}`; empty for any other."""
+    try:
+        fields = json.loads(line)
+        return {
+            topic: {int(partition): int(offset) for partition, offset in partitions.items()}
+            for topic, partitions in fields.items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+class Checkpoint:
+    """The directory of one query."""
+
+    def __init__(self, spark: "SparkSession", location: str) -> None:
+        # PySpark has no typed way to Hadoop's file systems.
+        context: Any = spark.sparkContext
+        self._jvm: Any = context._jvm
+        self._root: Any = self._jvm.org.apache.hadoop.fs.Path(location)
+        self._files: Any = self._root.getFileSystem(context._jsc.hadoopConfiguration())
+
+    def offsets(self, batch_id: int) -> BatchOffsets:
+        """What the batch reads; it is there before the batch runs."""
+        stream = self._files.open(self._path(OFFSETS, str(batch_id)))
+        try:
+            return parse_offsets(str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")))
+        finally:
+            stream.close()
+
+    def has_state(self) -> bool:
+        """Whether operators of the query keep state, whose store must see every batch."""
+        return bool(self._files.exists(self._path(STATE)))
+
+    def _path(self, *parts: str) -> Any:
+        path = self._root
+        for part in parts:
+            path = self._jvm.org.apache.hadoop.fs.Path(path, part)
+        return path
+
+
+def source_bootstrap(options: Sequence[Mapping[str, str]]) -> str | None:
+    """The one cluster that a query's sources read from, by their options; None where there is no one."""
+    found = {each.get("kafka.bootstrap.servers", "") for each in options}
+    return found.pop() or None if len(found) == 1 else None

@@ -1,0 +1,176 @@
+"""One micro-batch as one epoch, on the driver: begin, run the tasks, commit; or abort and run it again.
+
+The rule that everything rests on: `run` returns only if the marker of every sink says that the batch is
+committed. Spark writes its commit log after that. The whole story, with every place where something may die,
+is in docs/design/spark_epoch.md.
+"""
+
+import logging
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.errors import SemelError
+from semel.sinks.blocking import BlockingSink
+from semel.sinks.errors import CommitFailed, ConnectionLost, SinkError, WriteFailed
+from semel.sinks.receipts import Origin, Receipt
+from semel.sinks.sink import SourceOffsets, WriterPlan
+from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
+from semel.spark.checkpoint import Checkpoint
+from semel.spark.layout import lay_out
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LOGGER: Final = logging.getLogger(__name__)
+
+MAX_ATTEMPTS: Final = 6
+FIRST_BACKOFF_S: Final = 0.5
+MAX_BACKOFF_S: Final = 10.0
+# How long a copy of a task waits for its original, where Spark speculates.
+FIRST_GRACE_S: Final = 5.0
+QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+
+
+class StoppedError(SemelError):
+    """The query was stopped in the middle of a batch, which is run again by the next start."""
+
+
+class EpochRunner:
+    """The callback of `foreachBatch`, with the sinks that it owns."""
+
+    def __init__(
+        self, name: str, sinks: Sequence[BlockingSink], checkpoint: Checkpoint, source_bootstrap: str | None
+    ) -> None:
+        self.name = name
+        self.sinks = sinks
+        self.failure: BaseException | None = None
+        self.attempts = 0
+        self.skipped = 0
+        self._checkpoint = checkpoint
+        self._source_bootstrap = source_bootstrap
+        self._stopping = threading.Event()
+        self._closing = threading.Lock()
+        self._open = list(sinks)
+
+    def stop(self) -> None:
+        """A batch that is under way is not tried again."""
+        self._stopping.set()
+
+    def run(self, batch: "DataFrame", batch_id: int) -> None:
+        """Returns once every sink has the batch; raises otherwise, and then Spark ends the query."""
+        try:
+            self._run(batch, batch_id)
+        except BaseException as error:
+            self.failure = error
+            self.close()
+            if self._stopping.is_set():
+                # The error of a cancelled job is long, and Spark looks through it with a pattern that
+                # overflows its stack.
+                raise StoppedError(f"{self.name!r} was stopped in batch {batch_id}") from None
+            raise
+
+    def close(self) -> None:
+        """Closes the sinks, which aborts what is active. Idempotent."""
+        with self._closing:
+            closing, self._open = self._open, []
+            for sink in closing:
+                try:
+                    sink.close()
+                except SemelError as error:
+                    LOGGER.warning("a sink of %r was not closed: %s", self.name, error)
+
+    def _run(self, batch: "DataFrame", batch_id: int) -> None:
+        offsets = self._checkpoint.offsets(batch_id)
+        origin = Origin(_query_id(batch), offsets.digest)
+        source = self._source_offsets(offsets.by_topic())
+        # All are asked before one of them writes.
+        plans = [(sink, sink.begin(batch_id, origin)) for sink in self.sinks]
+        pending = [(sink, plan) for sink, plan in plans if plan is not None]
+        if not pending:
+            self._skip(batch, batch_id)
+            return
+        if len(pending) > 1:
+            batch = batch.persist()
+        try:
+            for sink, plan in pending:
+                self._write(batch, batch_id, sink, plan, origin, source)
+        finally:
+            if len(pending) > 1:
+                batch.unpersist()
+
+    def _skip(self, batch: "DataFrame", batch_id: int) -> None:
+        LOGGER.info("batch %d of %r is committed already: its rows are there", batch_id, self.name)
+        self.skipped += 1
+        if self._checkpoint.has_state():
+            # State must go on to the next version; what the batch would write is in the targets.
+            batch.write.format("noop").mode("append").save()
+
+    def _source_offsets(self, offsets: dict[str, dict[int, int]]) -> SourceOffsets | None:
+        if self._source_bootstrap is None or not offsets:
+            return None
+        return SourceOffsets(self._source_bootstrap, offsets)
+
+    # One sink
+
+    def _write(
+        self,
+        batch: "DataFrame",
+        batch_id: int,
+        sink: BlockingSink,
+        plan: WriterPlan,
+        origin: Origin,
+        source: SourceOffsets | None,
+    ) -> None:
+        for attempt in range(MAX_ATTEMPTS):
+            self.attempts += 1
+            try:
+                sink.commit(batch_id, _receipts(batch, plan, attempt), source)
+                return
+            except (WriteFailed, CommitFailed, ConnectionLost) as error:
+                self._require_another_attempt(error, attempt, batch_id)
+                # Only if the abort is accepted is it certain that no one has replaced us.
+                sink.abort(batch_id, str(error))
+            again = sink.begin(batch_id, origin)
+            assert again is not None, "an epoch that was aborted is committed"
+            plan = again
+
+    def _require_another_attempt(self, error: SinkError, attempt: int, batch_id: int) -> None:
+        is_permanent = isinstance(error, WriteFailed | CommitFailed) and error.is_permanent
+        if is_permanent or attempt + 1 == MAX_ATTEMPTS:
+            raise error
+        LOGGER.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
+        if self._stopping.wait(min(FIRST_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)):
+            raise error
+
+
+def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receipt]:
+    """Runs the tasks: the one evaluation of the batch in this attempt."""
+    layout = lay_out(batch, plan)
+    task = WriteTask(plan, layout.owners, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
+    rows = layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA).collect()
+    outcomes: list[Receipt | SinkError] = [pickle.loads(row[0]) for row in rows]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
+    if errors:
+        raise next((each for each in errors if _is_permanent(each)), errors[0])
+    return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+
+
+def _is_permanent(error: SinkError) -> bool:
+    return isinstance(error, WriteFailed) and error.is_permanent
+
+
+def _grace_s(batch: "DataFrame", attempt: int) -> float:
+    speculates = batch.sparkSession.sparkContext.getConf().get("spark.speculation", "false")
+    return FIRST_GRACE_S * 2.0**attempt if str(speculates).lower() == "true" else 0.0
+
+
+def _query_id(batch: "DataFrame") -> str:
+    found: Any = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
+    if not found:
+        raise SemelError(
+            f"Spark did not say which query this batch is of ({QUERY_ID_PROPERTY}): is PYSPARK_PIN_THREAD "
+            "off?"
+        )
+    return str(found)

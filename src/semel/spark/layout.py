@@ -1,0 +1,67 @@
+"""Which rows of a batch go to which task, so that every output partition of Kafka is written by one task.
+
+The table is in docs/design/spark_epoch.md. Nothing here evaluates the batch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from semel.sinks.kafka import KafkaPlan
+from semel.sinks.sink import WriterPlan
+from semel.sinks.tasks import TARGET_COLUMN, TargetTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """A batch whose partitions can be written, each by a task of its own.
+
+    Task i owns the output partitions p mod `owners` = i.
+    """
+
+    rows: "DataFrame"
+    owners: int
+    is_once: bool  # one attempt a task
+
+
+def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
+    """Gives each task its rows."""
+    partitions = partition_count(batch)
+    if not isinstance(plan, KafkaPlan):
+        return Layout(batch, max(partitions, 1), is_once=False)
+    columns = plan.settings.layout
+    outputs = plan.settings.topics[plan.settings.topic].partition_count
+    target = TargetTask(columns, plan.settings.topic, outputs)
+    if partitions <= 1:
+        return Layout(batch, 1, is_once=True)
+    if columns.topic is not None:
+        # How many partitions other topics have is not known here: a topic is written by one task.
+        tasks = _parallelism(batch)
+        return Layout(_shuffled(batch, target, tasks), 1, is_once=True)
+    if columns.key is None and columns.partition is None:
+        tasks = min(partitions, outputs)
+        return Layout(batch.coalesce(tasks), tasks, is_once=True)
+    tasks = min(outputs, _parallelism(batch))
+    if tasks == 1:
+        return Layout(batch.coalesce(1), 1, is_once=True)
+    return Layout(_shuffled(batch, target, tasks), tasks, is_once=True)
+
+
+def partition_count(batch: "DataFrame") -> int:
+    """How many partitions the batch has. Spark hands over an RDD, planned already: this runs nothing."""
+    execution: Any = batch._jdf.queryExecution()
+    return int(execution.toRdd().getNumPartitions())
+
+
+def _parallelism(batch: "DataFrame") -> int:
+    return max(batch.sparkSession.sparkContext.defaultParallelism, 1)
+
+
+def _shuffled(batch: "DataFrame", target: TargetTask, tasks: int) -> "DataFrame":
+    """Rows by their target; the number is explicit, or adaptive execution would merge tasks."""
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    schema = StructType([*batch.schema.fields, StructField(TARGET_COLUMN, IntegerType())])
+    return batch.mapInArrow(target.run, schema).repartitionById(tasks, TARGET_COLUMN)

@@ -1,0 +1,166 @@
+"""`exactly_once`: a streaming DataFrame into transactional sinks, each batch whole and once.
+
+    sink = KafkaSink(bootstrap, "totals")
+    query = exactly_once(totals, sink, name="totals", checkpoint="ck/totals").start()
+
+Everything that can be checked is checked before a sink is opened, and all sinks are opened before the query
+starts.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from semel.errors import ConfigError
+from semel.sinks.blocking import BlockingSink
+from semel.sinks.kafka import KafkaSink
+from semel.sinks.sink import TransactionalSink
+from semel.spark.checkpoint import Checkpoint, source_bootstrap
+from semel.spark.columns import check_columns
+from semel.spark.epochs import EpochRunner
+from semel.spark.query import PipelineQuery
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+# "availableNow", a duration such as "5 seconds", or the keyword of PySpark's `trigger` with its value.
+Trigger: TypeAlias = str | Mapping[str, str | bool]
+
+OUTPUT_MODES: Final = ("append", "update", "complete")
+NAME: Final = re.compile(r"[\w.\- ]{1,150}")
+DRIVER_HOST: Final = "spark.driver.host"
+REFUSED_TRIGGERS: Final = ("continuous", "realTime")
+TRIGGERS: Final = ("processingTime", "availableNow", "once")
+
+
+def exactly_once(
+    df: "DataFrame",
+    sink: TransactionalSink | Sequence[TransactionalSink],
+    *,
+    name: str,
+    checkpoint: str | os.PathLike[str],
+    output_mode: str = "append",
+) -> "ExactlyOnce":
+    """A pipeline from a streaming DataFrame to one sink, or several; `start` runs it.
+
+    `name` is the identity under which the sinks remember what is committed: it stays the same for the life of
+    the pipeline, and no other has it. `checkpoint` is Spark's, and belongs to this pipeline alone.
+    """
+    sinks = [sink] if isinstance(sink, TransactionalSink) else list(sink)
+    if not sinks or not all(isinstance(each, TransactionalSink) for each in sinks):
+        raise ConfigError("give a sink, or a list of sinks, such as KafkaSink(bootstrap, topic)")
+    if len({id(each) for each in sinks}) < len(sinks):
+        raise ConfigError("the same sink is given twice: make another one")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ConfigError(
+            f"name={name!r}: a pipeline needs a name of its own, of up to 150 letters, digits, '.', '_', '-' "
+            "and spaces; the sinks remember under it what is committed"
+        )
+    location = os.fspath(checkpoint) if checkpoint else ""
+    if not location:
+        raise ConfigError(f"pipeline {name!r} needs checkpoint=, a directory of its own")
+    if output_mode not in OUTPUT_MODES:
+        raise ConfigError(f"output_mode is {output_mode!r}: it must be {', '.join(OUTPUT_MODES)}")
+    _check_dataframe(df)
+    for each in sinks:
+        check_columns(df.schema, each)
+    return ExactlyOnce(df, sinks, name, location, output_mode)
+
+
+class ExactlyOnce:
+    """A pipeline that has been checked and not been started."""
+
+    def __init__(
+        self, df: "DataFrame", sinks: list[TransactionalSink], name: str, checkpoint: str, output_mode: str
+    ) -> None:
+        self._df = df
+        self._sinks = sinks
+        self._name = name
+        self._checkpoint = checkpoint
+        self._output_mode = output_mode
+
+    def start(self, trigger: Trigger | None = None) -> PipelineQuery:
+        """Opens all sinks, which fences earlier owners, and starts the query."""
+        writer = _with_trigger(self._df.writeStream, trigger)
+        spark = self._df.sparkSession
+        runner = EpochRunner(
+            self._name,
+            self._open_sinks(str(spark.conf.get(DRIVER_HOST, "127.0.0.1"))),
+            Checkpoint(spark, self._checkpoint),
+            source_bootstrap(_source_options(self._df)),
+        )
+        try:
+            query = (
+                writer.queryName(self._name)
+                .outputMode(self._output_mode)
+                .option("checkpointLocation", self._checkpoint)
+                .foreachBatch(runner.run)
+                .start()
+            )
+        except BaseException:
+            runner.close()
+            raise
+        return PipelineQuery(query, runner)
+
+    def _open_sinks(self, driver_host: str) -> list[BlockingSink]:
+        opened: list[BlockingSink] = []
+        try:
+            for place, sink in enumerate(self._sinks):
+                if isinstance(sink, KafkaSink):
+                    sink.share(driver_host)
+                blocking = BlockingSink(sink)
+                opened.append(blocking)
+                blocking.open(sink_id(self._name, place))
+        except BaseException:
+            for each in opened:
+                each.close()
+            raise
+        return opened
+
+
+def sink_id(name: str, place: int) -> str:
+    """The identity of a pipeline's sink: the first has the pipeline's name, so that others may be added."""
+    return name if place == 0 else f"{name}/{place}"
+
+
+def _check_dataframe(df: "DataFrame") -> None:
+    if type(df).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError(
+            "this DataFrame is of Spark Connect, where foreachBatch runs in another process than the driver, "
+            "without the sinks and without a handle on the query: start a classic session, without remote()"
+        )
+    if not getattr(df, "isStreaming", False):
+        raise ConfigError("this DataFrame does not stream: read it with readStream, or semel.spark.read")
+    if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
+        raise ConfigError("PYSPARK_PIN_THREAD=false hides from a batch which query it is of: unset it")
+
+
+def _with_trigger(writer: "DataStreamWriter", trigger: Trigger | None) -> "DataStreamWriter":
+    if trigger is None:
+        return writer
+    if isinstance(trigger, str):
+        trigger = {trigger: True} if trigger in ("availableNow", "once") else {"processingTime": trigger}
+    for kind in trigger:
+        if kind in REFUSED_TRIGGERS:
+            raise ConfigError(
+                f"the trigger {kind} has no batches, and a batch is what is committed: use processingTime "
+                "or availableNow"
+            )
+        if kind not in TRIGGERS:
+            raise ConfigError(f"there is no trigger {kind!r}: use {', '.join(TRIGGERS)}")
+    keywords: dict[str, Any] = dict(trigger)
+    return writer.trigger(**keywords)
+
+
+def _source_options(df: "DataFrame") -> list[Mapping[str, str]]:
+    """The options of the query's sources, for those that tell them."""
+    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    found: list[Mapping[str, str]] = []
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            options = leaf.extraOptions().asCaseSensitiveMap()
+            found.append({str(name).lower(): str(value) for name, value in options.items()})
+    return found

@@ -1,0 +1,201 @@
+"""Fetching a range of one partition: whole batches that a reader may see, up to a given end.
+
+Rules:
+
+- The end is an offset and never a count: what compaction, markers and aborted transactions leave out moves
+  the position like everything else. A fetch may bring more than the range; that is the caller's to cut off.
+- The next fetch leaves before the batches of the last are looked at, and none leaves once the end is reached.
+- What may pass (a broker restarts, a leader moves) is retried for RETRY_TIMEOUT_MS without progress.
+- Records that were there when the range was planned and are gone now are an error, or are skipped with a
+  warning where the user said so (`failOnDataLoss`).
+"""
+
+import asyncio
+import logging
+from typing import Final, cast
+
+from semel.client.admin import EARLIEST, READ_COMMITTED, Admin
+from semel.client.cluster import Backoff, Cluster
+from semel.client.consumer import FETCH_LANE, FETCH_VERSION, AbortedFilter
+from semel.client.errors import broker_error, check
+from semel.errors import ProtocolError, RetriableError, SemelError
+from semel.spark.source_offsets import OffsetRange
+from semel.wire.batch import BatchHeader, check_crc, iter_batches
+from semel.wire.errors import ErrorCode
+from semel.wire.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+
+FETCH_BYTES: Final = 4 * 1024 * 1024
+FETCH_WAIT_MS: Final = 500
+# Longer than a broker takes to restart; Spark's own source waits as long for records.
+RETRY_TIMEOUT_MS: Final = 120_000
+
+log: Final = logging.getLogger(__name__)
+
+
+class DataLostError(SemelError):
+    """Records that were to be read are gone."""
+
+
+class RangeFetch:
+    """Reads one range. Close it."""
+
+    __slots__ = (
+        "_admin",
+        "_backoff",
+        "_cluster",
+        "_fails_on_data_loss",
+        "_fetching",
+        "_isolation_level",
+        "_moved_at",
+        "_wanted",
+        "position",
+    )
+
+    def __init__(
+        self, cluster: Cluster, wanted: OffsetRange, *, isolation_level: int, fails_on_data_loss: bool
+    ) -> None:
+        self.position = wanted.start
+        self._cluster = cluster
+        self._admin = Admin(cluster)
+        self._wanted = wanted
+        self._isolation_level = isolation_level
+        self._fails_on_data_loss = fails_on_data_loss
+        self._fetching: asyncio.Task[PartitionData] | None = None
+        self._backoff = Backoff()
+        self._moved_at = asyncio.get_running_loop().time()
+
+    @property
+    def is_done(self) -> bool:
+        return self.position >= self._wanted.end
+
+    async def close(self) -> None:
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.gather(self._fetching, return_exceptions=True)
+            self._fetching = None
+
+    async def next_batches(self) -> list[tuple[BatchHeader, memoryview]]:
+        """What has come next, perhaps nothing."""
+        fetching = self._fetching or asyncio.create_task(self._fetch())
+        self._fetching = None
+        before = self.position
+        try:
+            found = await self._take(await fetching)
+        except RetriableError as error:
+            await self._pause(error)
+            return []
+        if self.position > before:
+            self._backoff.reset()
+            self._moved_at = asyncio.get_running_loop().time()
+        if not self.is_done:
+            self._fetching = asyncio.create_task(self._fetch())
+        return found
+
+    async def _fetch(self) -> PartitionData:
+        where = self._wanted.where
+        leader_id = await self._cluster.leader_id(where)
+        connection = await self._cluster.connection(leader_id, FETCH_LANE)
+        response = await connection.request(
+            self._request(),
+            FetchResponse,
+            max_version=FETCH_VERSION,
+            timeout_ms=self._cluster.options.request_timeout_ms + FETCH_WAIT_MS,
+        )
+        check(response.error_code, "a fetch was refused")
+        return response.responses[0].partitions[0]
+
+    def _request(self) -> FetchRequest:
+        partition = FetchPartition(
+            partition=self._wanted.where.partition,
+            fetch_offset=self.position,
+            partition_max_bytes=FETCH_BYTES,
+        )
+        return FetchRequest(
+            max_wait_ms=FETCH_WAIT_MS,
+            min_bytes=1,
+            max_bytes=FETCH_BYTES,
+            isolation_level=self._isolation_level,
+            topics=[FetchTopic(topic=self._wanted.where.topic, partitions=[partition])],
+        )
+
+    async def _take(self, answer: PartitionData) -> list[tuple[BatchHeader, memoryview]]:
+        if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            await self._skip_what_is_gone()
+            return []
+        if answer.error_code != ErrorCode.NONE:
+            raise broker_error(
+                answer.error_code, f"{self._wanted.where} cannot be read at offset {self.position}"
+            )
+        if not answer.records:
+            self._check_end(answer)
+            return []
+        return self._visible(answer)
+
+    def _visible(self, answer: PartitionData) -> list[tuple[BatchHeader, memoryview]]:
+        is_committed = self._isolation_level == READ_COMMITTED
+        unseen = AbortedFilter(answer.aborted_transactions if is_committed else None)
+        found: list[tuple[BatchHeader, memoryview]] = []
+        position, end = self.position, self._wanted.end
+        for header, batch in iter_batches(cast("memoryview", answer.records)):
+            visible = unseen.is_visible(header, batch)
+            if header.last_offset < position:
+                continue
+            position = header.last_offset + 1
+            if visible and header.record_count and header.base_offset < end:
+                check_crc(batch, header)
+                found.append((header, batch))
+            if position >= end:
+                break
+        if position == self.position:
+            raise ProtocolError(
+                f"{self._wanted.where} at offset {position}: bytes came and no whole batch of format 2; "
+                "is the broker older than Kafka 0.11?"
+            )
+        self.position = position
+        return found
+
+    async def _skip_what_is_gone(self) -> None:
+        where, position, end = self._wanted.where, self.position, self._wanted.end
+        found = await self._admin.list_offsets({where: EARLIEST}, isolation_level=self._isolation_level)
+        earliest = found[where].offset
+        if position < earliest:
+            resume_at = min(earliest, end)
+            self._lose(f"offsets {position} to {resume_at - 1} of {where} are gone, it begins at {earliest}")
+            self.position = resume_at
+        else:
+            self._lose(f"{where} ends before offset {position}: was the topic made anew?")
+            self.position = end
+
+    def _check_end(self, answer: PartitionData) -> None:
+        """Nothing came: whoever planned the range has seen records up to its end, so they were there."""
+        is_committed = self._isolation_level == READ_COMMITTED
+        readable_end = answer.last_stable_offset if is_committed else answer.high_watermark
+        if self._stalled_ms() > RETRY_TIMEOUT_MS:
+            where, end = self._wanted.where, self._wanted.end
+            self._lose(
+                f"{where} ends at offset {readable_end}, where offsets up to {end - 1} were seen before"
+            )
+            self.position = end
+
+    def _lose(self, what: str) -> None:
+        if self._fails_on_data_loss:
+            raise DataLostError(
+                f"{what}; reading stopped because records may be lost: set failOnDataLoss to false to go on "
+                "without them"
+            )
+        log.warning("%s; reading goes on without", what)
+
+    def _stalled_ms(self) -> float:
+        return (asyncio.get_running_loop().time() - self._moved_at) * 1000
+
+    async def _pause(self, error: RetriableError) -> None:
+        if self._stalled_ms() > RETRY_TIMEOUT_MS:
+            raise error
+        self._cluster.forget_all()
+        await asyncio.sleep(self._backoff.next_pause_s(error))

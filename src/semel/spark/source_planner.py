@@ -1,0 +1,138 @@
+"""Planning, on the driver: which partitions there are, where they begin and end, and what a batch reads.
+
+One connection is kept for the life of a query. Spark asks for the latest offsets again and again, every few
+milliseconds while nothing comes in; who has which partitions is looked up at most once a second for that.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
+
+from semel.client.admin import EARLIEST, LATEST, Admin
+from semel.client.cluster import Cluster
+from semel.client.metadata import TopicPartition
+from semel.errors import ConfigError
+from semel.spark.source_fetch import RETRY_TIMEOUT_MS, DataLostError
+from semel.spark.source_offsets import OffsetRange, Offsets, split, to_json
+from semel.spark.source_options import SourceOptions
+
+METADATA_MAX_AGE_S: Final = 1.0
+
+T = TypeVar("T")
+
+log: Final = logging.getLogger(__name__)
+
+
+class Planner:
+    """The driver's view of the topics of one query. Close it."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._runner = asyncio.Runner()
+        self._cluster = Cluster(options.bootstrap)
+        self._admin = Admin(self._cluster)
+        self._partitions: list[TopicPartition] = []
+        self._partitions_at = 0.0
+
+    def close(self) -> None:
+        self._runner.run(self._cluster.close())
+        self._runner.close()
+
+    # Offsets
+
+    def starting_offsets(self) -> Offsets:
+        return self._run(partial(self._resolve, "startingOffsets", self._options.starting))
+
+    def latest_offsets(self, *, fresh: bool = False) -> Offsets:
+        """Where the partitions end for this reader: the last stable offsets, or the high watermarks."""
+        if fresh:
+            self._partitions_at = 0.0
+        return self._run(partial(self._resolve, "", LATEST))
+
+    def ending_offsets(self) -> Offsets:
+        ends = self._run(partial(self._resolve, "endingOffsets", self._options.ending))
+        for where, latest in self.latest_offsets().items():
+            if ends[where] > latest:
+                raise ConfigError(
+                    f"endingOffsets goes to offset {ends[where]} of {where}, and that ends at {latest}"
+                )
+        return ends
+
+    async def _resolve(self, name: str, place: Offsets | int) -> Offsets:
+        partitions = await self._find_partitions()
+        if isinstance(place, int):
+            return await self._find(dict.fromkeys(partitions, place))
+        _check_all_named(name, place, partitions)
+        symbols = {where: offset for where, offset in place.items() if offset < 0}
+        return {**place, **(await self._find(symbols) if symbols else {})}
+
+    async def _find(self, timestamps: Mapping[TopicPartition, int]) -> Offsets:
+        found = await self._admin.list_offsets(timestamps, isolation_level=self._options.isolation_level)
+        return {where: answer.offset for where, answer in found.items()}
+
+    async def _find_partitions(self) -> list[TopicPartition]:
+        if time.monotonic() - self._partitions_at < METADATA_MAX_AGE_S:
+            return self._partitions
+        partitions: list[TopicPartition] = []
+        for name in self._options.topics:
+            self._cluster.forget_topic(name)
+            topic = await self._cluster.topic(name)
+            partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
+        self._partitions, self._partitions_at = sorted(partitions), time.monotonic()
+        return self._partitions
+
+    # Batches
+
+    def check_nothing_lost(self, start: Mapping[TopicPartition, int], latest: Offsets) -> None:
+        """What was read before must be there still; else the topic was deleted, or made anew, or cut."""
+        for where, offset in start.items():
+            end = latest.get(where)
+            if end is None:
+                self._lose(f"{where} was read up to offset {offset}, and is gone")
+            elif end < offset:
+                self._lose(f"{where} was read up to offset {offset}, and ends at {end} now")
+
+    def plan(
+        self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
+    ) -> list[OffsetRange]:
+        """The ranges from start to end. Partitions without a start are new, and read from their beginning."""
+        added = [where for where in end if where not in start]
+        begins = self._run(partial(self._find, dict.fromkeys(added, EARLIEST))) if added else {}
+        for where, offset in begins.items():
+            if offset > 0:
+                self._lose(f"{where} is new to this query, and begins at offset {offset} already")
+        starts = {**begins, **start}
+        ranges = [
+            OffsetRange(where, starts[where], end[where])
+            for where in sorted(end)
+            if starts[where] < end[where]
+        ]
+        return split(ranges, self._options.min_partitions or 0)
+
+    def _lose(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLostError(
+                f"{what}; reading stopped because records may be lost: set failOnDataLoss to false to go on "
+                "without them"
+            )
+        log.warning("%s; reading goes on without", what)
+
+    def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return self._runner.run(self._cluster.retry(attempt, timeout_ms=RETRY_TIMEOUT_MS))
+
+
+def _check_all_named(name: str, given: Offsets, partitions: list[TopicPartition]) -> None:
+    missing = to_json({where: 0 for where in partitions if where not in given})
+    unknown = to_json({where: 0 for where in given if where not in partitions})
+    if missing or unknown:
+        raise ConfigError(
+            f"{name} must name every partition and no other: "
+            + "; ".join(
+                f"{what} {', '.join(f'{topic} {list(numbers)}' for topic, numbers in topics.items())}"
+                for what, topics in (("it lacks", missing), ("there is no", unknown))
+                if topics
+            )
+        )
