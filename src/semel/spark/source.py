@@ -104,9 +104,9 @@ class SemelReader(DataSourceReader):
             planner.close()
         return [RangePartition(each) for each in ranges]
 
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark still runs one task, without a partition.
-        return iter(()) if partition is None else _read(self._options, partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark still runs one task, without one of our partitions.
+        return _read(self._options, partition) if isinstance(partition, RangePartition) else iter(())
 
 
 class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -154,6 +154,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(each) for each in self._connected().plan(from_json(start), from_json(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangePartition)
         return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -187,17 +188,15 @@ def _admit(begin: Offsets, latest: Offsets, wanted: ReadLimit) -> Offsets:
     return limit(begin, latest, wanted.max_rows) if isinstance(wanted, ReadMaxRows) else latest
 
 
-def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, partition: RangePartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in the process of an executor's worker."""
-    assert isinstance(partition, RangePartition)
-    wanted = partition.wanted
     with asyncio.Runner() as runner:
         cluster = Cluster(options.bootstrap)
-        fetch = runner.run(_open(cluster, wanted, options))
+        fetch = runner.run(_open(cluster, partition.wanted, options))
         try:
             while not fetch.is_done:
                 batches = runner.run(fetch.next_batches())
-                yield from to_arrow(batches, wanted, include_headers=options.include_headers)
+                yield from to_arrow(batches, fetch.wanted, include_headers=options.include_headers)
         finally:
             runner.run(fetch.close())
             runner.run(cluster.close())

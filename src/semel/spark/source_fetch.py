@@ -53,8 +53,8 @@ class RangeFetch:
         "_fetching",
         "_isolation_level",
         "_moved_at",
-        "_wanted",
         "position",
+        "wanted",
     )
 
     def __init__(
@@ -63,7 +63,7 @@ class RangeFetch:
         self.position = wanted.start
         self._cluster = cluster
         self._admin = Admin(cluster)
-        self._wanted = wanted
+        self.wanted = wanted  # it begins later where the first of its records turn out to be gone
         self._isolation_level = isolation_level
         self._fails_on_data_loss = fails_on_data_loss
         self._fetching: asyncio.Task[PartitionData] | None = None
@@ -72,7 +72,7 @@ class RangeFetch:
 
     @property
     def is_done(self) -> bool:
-        return self.position >= self._wanted.end
+        return self.position >= self.wanted.end
 
     async def close(self) -> None:
         if self._fetching is not None:
@@ -98,7 +98,7 @@ class RangeFetch:
         return found
 
     async def _fetch(self) -> PartitionData:
-        where = self._wanted.where
+        where = self.wanted.where
         leader_id = await self._cluster.leader_id(where)
         connection = await self._cluster.connection(leader_id, FETCH_LANE)
         response = await connection.request(
@@ -112,7 +112,7 @@ class RangeFetch:
 
     def _request(self) -> FetchRequest:
         partition = FetchPartition(
-            partition=self._wanted.where.partition,
+            partition=self.wanted.where.partition,
             fetch_offset=self.position,
             partition_max_bytes=FETCH_BYTES,
         )
@@ -121,7 +121,7 @@ class RangeFetch:
             min_bytes=1,
             max_bytes=FETCH_BYTES,
             isolation_level=self._isolation_level,
-            topics=[FetchTopic(topic=self._wanted.where.topic, partitions=[partition])],
+            topics=[FetchTopic(topic=self.wanted.where.topic, partitions=[partition])],
         )
 
     async def _take(self, answer: PartitionData) -> list[tuple[BatchHeader, memoryview]]:
@@ -130,7 +130,7 @@ class RangeFetch:
             return []
         if answer.error_code != ErrorCode.NONE:
             raise broker_error(
-                answer.error_code, f"{self._wanted.where} cannot be read at offset {self.position}"
+                answer.error_code, f"{self.wanted.where} cannot be read at offset {self.position}"
             )
         if not answer.records:
             self._check_end(answer)
@@ -141,7 +141,7 @@ class RangeFetch:
         is_committed = self._isolation_level == READ_COMMITTED
         unseen = AbortedFilter(answer.aborted_transactions if is_committed else None)
         found: list[tuple[BatchHeader, memoryview]] = []
-        position, end = self.position, self._wanted.end
+        position, end = self.position, self.wanted.end
         for header, batch in iter_batches(cast("memoryview", answer.records)):
             visible = unseen.is_visible(header, batch)
             if header.last_offset < position:
@@ -154,20 +154,22 @@ class RangeFetch:
                 break
         if position == self.position:
             raise ProtocolError(
-                f"{self._wanted.where} at offset {position}: bytes came and no whole batch of format 2; "
+                f"{self.wanted.where} at offset {position}: bytes came and no whole batch of format 2; "
                 "is the broker older than Kafka 0.11?"
             )
         self.position = position
         return found
 
     async def _skip_what_is_gone(self) -> None:
-        where, position, end = self._wanted.where, self.position, self._wanted.end
+        where, position, end = self.wanted.where, self.position, self.wanted.end
         found = await self._admin.list_offsets({where: EARLIEST}, isolation_level=self._isolation_level)
         earliest = found[where].offset
         if position < earliest:
             resume_at = min(earliest, end)
             self._lose(f"offsets {position} to {resume_at - 1} of {where} are gone, it begins at {earliest}")
             self.position = resume_at
+            # The batch that holds the first record still there holds others that must not be seen.
+            self.wanted = OffsetRange(where, resume_at, end)
         else:
             self._lose(f"{where} ends before offset {position}: was the topic made anew?")
             self.position = end
@@ -177,7 +179,7 @@ class RangeFetch:
         is_committed = self._isolation_level == READ_COMMITTED
         readable_end = answer.last_stable_offset if is_committed else answer.high_watermark
         if self._stalled_ms() > RETRY_TIMEOUT_MS:
-            where, end = self._wanted.where, self._wanted.end
+            where, end = self.wanted.where, self.wanted.end
             self._lose(
                 f"{where} ends at offset {readable_end}, where offsets up to {end - 1} were seen before"
             )
