@@ -203,8 +203,8 @@ class KafkaWriter(Writer):
                 return MarkerStore(self._settings.sink_id, self._settings.topic).fenced_out(successor, error)
             return WriteFailed(
                 f"{self._claimant} writes in a transaction that is over: its owner has ended it, or the "
-                f"broker has, after transaction_timeout ({self._settings.transaction_timeout_ms} ms; smaller epochs "
-                f"take less: maxOffsetsPerTrigger). {error}"
+                f"broker has, after transaction_timeout ({self._settings.transaction_timeout_ms} ms; smaller "
+                f"epochs take less: maxOffsetsPerTrigger). {error}"
             )
         return WriteFailed(f"{self._claimant} could not write: {error}")
 

@@ -1,0 +1,95 @@
+"""A Kafka sink whose processes die or fall asleep at every step, on Semel and on Apache Kafka."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from kafka_driver import PARTITIONS, STEPS, StepSink, expected, origin_of, run_epoch, run_epochs
+from transaction_cases import make_topic, read_committed
+
+from semel.client.cluster import Cluster
+
+DRIVER = Path(__file__).with_name("kafka_driver.py")
+EPOCHS = 3
+DRIVER_TIMEOUT_S = 60
+
+
+class Driver:
+    """The driver program as a child."""
+
+    def __init__(self, bootstrap: str, topic: str, sink_id: str, step: str, how: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(DRIVER), bootstrap, topic, sink_id, str(EPOCHS), step, how],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_until_stopped(self) -> None:
+        """Until it sleeps at its step."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().startswith("at "), "it never reached its step"
+        process = psutil.Process(self._process.pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            assert self._process.poll() is None
+
+    def wake(self) -> str:
+        """What it says when it goes on."""
+        self._process.send_signal(signal.SIGCONT)
+        return self.last_words()
+
+    def last_words(self) -> str:
+        said, _ = self._process.communicate(timeout=DRIVER_TIMEOUT_S)
+        return said
+
+    @property
+    def exit_code(self) -> int:
+        return self._process.wait(DRIVER_TIMEOUT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_driver_that_is_killed_leaves_every_row_once(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, step: str
+) -> None:
+    await make_topic(cluster, topic, PARTITIONS)
+    driver = Driver(bootstrap, topic, sink_id, step, "kill")
+    assert driver.last_words() == f"at {step}\n"
+    assert driver.exit_code == -signal.SIGKILL
+    await run_epochs(StepSink(bootstrap, topic), sink_id, EPOCHS)
+    assert await read_committed(cluster, topic) == expected(EPOCHS)
+
+
+@pytest.mark.parametrize(
+    "step", ["after the fence", "begun", "half written", "finished", "before the marker", "before the commit"]
+)
+async def test_a_driver_that_wakes_up_late_is_fenced_and_fences_nobody(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, step: str
+) -> None:
+    await make_topic(cluster, topic, PARTITIONS)
+    sleeper = Driver(bootstrap, topic, sink_id, step, "stop")
+    try:
+        sleeper.wait_until_stopped()
+        async with StepSink(bootstrap, topic) as living:
+            last = await living.open(sink_id)
+            for epoch in range(0 if last is None else last, EPOCHS - 1):
+                await run_epoch(living, epoch)
+            plan = await living.begin(EPOCHS - 1, origin_of(EPOCHS - 1))
+            assert plan is not None
+            said = sleeper.wake()
+            assert said.startswith(
+                f"FencedOut sink '{sink_id}' was fenced by process {psutil.Process().pid} on "
+            )
+            assert sleeper.exit_code == 1
+            await living.abort(EPOCHS - 1)
+            await run_epoch(living, EPOCHS - 1)
+    finally:
+        sleeper.kill()
+    assert await read_committed(cluster, topic) == expected(EPOCHS)
