@@ -112,8 +112,8 @@ class Dialect(ABC):
     # Tables of ours: all of these may run again and again
 
     @abstractmethod
-    def create_bookkeeping(self) -> list[str]:
-        """Statements that make SINKS_TABLE and DEAD_LETTERS_TABLE where they are not there."""
+    def create_bookkeeping(self) -> list[tuple[TableName, str]]:
+        """SINKS_TABLE and DEAD_LETTERS_TABLE, each with the statement that makes it if it is not there."""
 
     @abstractmethod
     def create_target(self, table: TableName, columns: Sequence[TableColumn], keys: Sequence[str]) -> str:
@@ -134,7 +134,8 @@ class Dialect(ABC):
     async def clear_stage(self, session: SqlSession, stage: TableName) -> None:
         """Empties it, the quickest way. Called in a transaction that has proved its owner; may end it.
 
-        Never waits long for a writer that should be gone: rows that stay are nobody's, and hurt nobody.
+        Never waits long for a writer that should be gone, but fails with Cause.LOCKED: the rows that stay are
+        nobody's, and hurt nobody.
         """
 
     @abstractmethod

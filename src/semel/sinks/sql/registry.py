@@ -7,6 +7,7 @@ from semel.sinks.marker import ANY_QUERY, Marker, Owner
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import SqlFailure
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+from semel.sinks.sql.tables import make_table
 
 LABEL = "semel sink"
 
@@ -51,8 +52,8 @@ class SqlRegistry:
         """Sets the marker, fencing whoever has the sink open. Makes the row, if it is not there."""
         session = await self._connect()
         try:
-            for statement in self._dialect.create_bookkeeping():
-                await session.execute(statement)
+            for table, statement in self._dialect.create_bookkeeping():
+                await make_table(self._dialect, session, table, statement)
             await self._rows.insert(session, sink_id)
             await session.begin()
             row = await self._rows.lock(session, sink_id)

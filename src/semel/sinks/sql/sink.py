@@ -45,6 +45,7 @@ from semel.sinks.sql.names import (
     sink_key,
 )
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+from semel.sinks.sql.tables import make_table
 from semel.sinks.sql.target import Strategy, Target
 from semel.sinks.sql.writers import DirectPlan, StagedPlan, dead_letter_columns, stamp_of
 
@@ -60,8 +61,6 @@ MAX_OPEN_ATTEMPTS: Final = 5
 # A staged commit that lost a deadlock is tried again: the staged rows are still there.
 MAX_COMMIT_ATTEMPTS: Final = 4
 RECONNECT_BACKOFF_S: Final = 0.1
-# How long the emptying of the stage waits for the sink's row.
-SWEEP_LOCK_TIMEOUT_S: Final = 1.0
 MAX_RECEIPTS: Final = 10_000
 
 
@@ -126,10 +125,11 @@ class SqlSink(TransactionalSink):
         return row.marker
 
     async def _make_tables(self, session: SqlSession) -> None:
-        for statement in self._dialect.create_bookkeeping():
-            await session.execute(statement)
+        for table, statement in self._dialect.create_bookkeeping():
+            await make_table(self._dialect, session, table, statement)
         if self.target.create_table and self.target.schema is not None:
-            await session.execute(self._create_target(self.target.schema))
+            statement = self._create_target(self.target.schema)
+            await make_table(self._dialect, session, self.target.table, statement)
 
     def _create_target(self, schema: "pa.Schema") -> str:
         mapping = self.target.columns or {
@@ -206,7 +206,7 @@ class SqlSink(TransactionalSink):
     async def _end_writers(self, session: SqlSession) -> None:
         """Writers of earlier runs cannot do harm, but they hold locks on the stage."""
         if self.strategy is Strategy.STAGED:
-            await self._dialect.end_writers(session, f"semel:{sink_key(self.sink_id)}:")
+            await self._dialect.end_writers(session, self._writers_prefix)
 
     async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
         """Tables of our own, made once: named for the sink and the columns, so that they never change."""
@@ -221,10 +221,10 @@ class SqlSink(TransactionalSink):
             for old in await self._dialect.stages(session, prefix):
                 if old.name not in (self._stage.name, self._dead_stage.name):
                     await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
-            await session.execute(self._dialect.create_stage(self._stage, layout.staged))
-            await session.execute(
-                self._dialect.create_stage(self._dead_stage, dead_letter_columns(self._dialect))
-            )
+            letters = dead_letter_columns(self._dialect)
+            for stage, columns in ((self._stage, layout.staged), (self._dead_stage, letters)):
+                statement = self._dialect.create_stage(stage, columns)
+                await make_table(self._dialect, session, stage, statement)
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
 
@@ -259,7 +259,7 @@ class SqlSink(TransactionalSink):
         assert self._layout is not None
         return StagedPlan(
             place, self._layout, self._dialect, self.settings, self.target.schema, self._stage,
-            self._dead_stage, f"{self._label}:{place.epoch}",
+            self._dead_stage, f"{self._writers_prefix}{place.run}:{place.epoch}",
         )  # fmt: skip
 
     async def _lock_own_row(self, session: SqlSession) -> SinkRow:
@@ -404,7 +404,7 @@ class SqlSink(TransactionalSink):
         await self._drop_session()
         raise UnknownOutcome(
             f"the connection was lost while epoch {marker.epoch} of sink {self.sink_id!r} was committed, and "
-            f"the server did not tell within {self.settings.commit_timeout:g} s: open the sink anew, which will"
+            f"the server did not tell within {self.settings.commit_timeout:g} s: open the sink anew to know"
         )
 
     # Abort
@@ -454,14 +454,25 @@ class SqlSink(TransactionalSink):
         """Empties the stage, if it is still ours: a zombie must not empty its successor's."""
         try:
             session = await self._connected()
-            await session.set_lock_timeout(SWEEP_LOCK_TIMEOUT_S)
             for stage in (self._stage, self._dead_stage):
-                await self._lock_own_row(session)
-                await self._dialect.clear_stage(session, stage)
-                await session.commit()
+                await self._clear(session, stage)
         except SqlFailure as failure:
             logger.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
             await self._drop_session()
+
+    async def _clear(self, session: SqlSession, stage: TableName) -> None:
+        await self._lock_own_row(session)
+        try:
+            await self._dialect.clear_stage(session, stage)
+        except SqlFailure as failure:
+            if failure.cause is not Cause.LOCKED:
+                raise
+            # A writer of an epoch that is over. Nobody waits for it, and its rows are nobody's.
+            await session.rollback()
+            await self._lock_own_row(session)
+            await self._dialect.end_writers(session, self._writers_prefix)
+            await self._dialect.clear_stage(session, stage)
+        await session.commit()
 
     # The connection
 
@@ -469,6 +480,10 @@ class SqlSink(TransactionalSink):
     def _label(self) -> str:
         """What the server shows: whose connection it is, so that a successor ends the right one."""
         return f"semel:{sink_key(self.sink_id)}:{self.run}"
+
+    @property
+    def _writers_prefix(self) -> str:
+        return f"semel-writer:{sink_key(self.sink_id)}:"
 
     def _holder(self, session: SqlSession) -> Holder:
         assert self._owner is not None

@@ -1,0 +1,171 @@
+"""A connection to PostgreSQL, by psycopg, and what its errors mean."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+from psycopg import AsyncConnection, AsyncCursor, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from semel.sinks.postgres.binary_copy import HEADER, TRAILER, encode
+from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Loaded, SqlSession, SqlValue
+from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.names import WRITER_COLUMN, TableName
+
+# A peer that is gone is noticed in half a minute. What the DSN says comes first.
+CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "4",
+    "tcp_user_timeout": "30000",
+    "client_encoding": "utf8",
+}
+# How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
+SEND_BYTES: Final = 256 * 1024
+
+CAUSES_BY_STATE: Final[Mapping[str, Cause]] = {
+    "25P03": Cause.LOST,  # idle in a transaction for too long: the session was ended
+    "53300": Cause.LOST,  # too many connections
+    "57P01": Cause.LOST,
+    "57P02": Cause.LOST,
+    "57P03": Cause.LOST,
+    "57P05": Cause.LOST,
+    "55P03": Cause.LOCKED,
+    "40001": Cause.CONFLICT,
+    "40P01": Cause.CONFLICT,
+    "21000": Cause.ROW,
+    "42804": Cause.ROW,
+    "P0001": Cause.ROW,  # a trigger raised
+    "42501": Cause.DENIED,
+    "3D000": Cause.MISSING,
+    "3F000": Cause.MISSING,
+    "42P01": Cause.MISSING,
+    "42703": Cause.MISSING,
+    "42704": Cause.MISSING,
+}
+CAUSES_BY_CLASS: Final[Mapping[str, Cause]] = {
+    "08": Cause.LOST,
+    "22": Cause.ROW,
+    "23": Cause.ROW,
+    "28": Cause.DENIED,
+}
+
+
+async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
+    try:
+        settings = {**CONNECTION_DEFAULTS, **conninfo_to_dict(dsn), "application_name": label}
+        connection = await AsyncConnection.connect(make_conninfo("", **settings), autocommit=True)
+    except psycopg.Error as error:
+        raise _failure(error, is_connecting=True) from error
+    session = PostgresSession(connection)
+    try:
+        await session.fetch(
+            "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{idle_timeout_s:g}s",)
+        )
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
+class PostgresSession(SqlSession):
+    """One connection, in autocommit between `begin` and `commit`."""
+
+    def __init__(self, connection: AsyncConnection[tuple[SqlValue, ...]]) -> None:
+        self._connection = connection
+        self.session_id = connection.info.backend_pid
+
+    async def execute(self, statement: str, parameters: Sequence[SqlValue] = ()) -> int:
+        return (await self._run(statement, parameters)).rowcount
+
+    async def fetch(self, statement: str, parameters: Sequence[SqlValue] = ()) -> list[tuple[SqlValue, ...]]:
+        return await (await self._run(statement, parameters)).fetchall()
+
+    async def load(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
+        names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+            sql.Identifier(*(part for part in (table.schema, table.name) if part is not None)),
+            sql.SQL(", ").join(sql.Identifier(name) for name in names),
+        )
+        sent = 0
+        try:
+            async with self._connection.cursor() as cursor:
+                async with cursor.copy(statement) as copy:
+                    await copy.write(HEADER)
+                    for part in encode(columns, rows, stamp):
+                        sent += len(part)
+                        for start in range(0, len(part), SEND_BYTES):
+                            await copy.write(part[start : start + SEND_BYTES])
+                    await copy.write(TRAILER)
+                return Loaded(cursor.rowcount, sent)
+        except psycopg.Error as error:
+            raise _failure(error) from error
+
+    async def begin(self) -> None:
+        await self._run("BEGIN")
+
+    async def commit(self) -> None:
+        ended = (await self._run("COMMIT")).statusmessage
+        if ended != "COMMIT":
+            # A transaction that has failed ends so, without an error.
+            raise SqlFailure(f"the server answered COMMIT with {ended}", Cause.OTHER)
+
+    async def rollback(self) -> None:
+        await self._run("ROLLBACK")
+
+    async def set_lock_timeout(self, seconds: float) -> None:
+        await self._run("SELECT set_config('lock_timeout', %s, false)", (f"{round(seconds * 1000)}ms",))
+
+    async def close(self) -> None:
+        with contextlib.suppress(psycopg.Error, OSError):
+            await self._connection.close()
+
+    async def _run(
+        self, statement: str, parameters: Sequence[SqlValue] = ()
+    ) -> AsyncCursor[tuple[SqlValue, ...]]:
+        try:
+            # Always with parameters: names are quoted for statements in which a percent sign is doubled.
+            return await self._connection.execute(statement.encode(), parameters)
+        except psycopg.Error as error:
+            raise _failure(error) from error
+
+
+def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure:
+    state = error.sqlstate or ""
+    cause = CAUSES_BY_STATE.get(state) or CAUSES_BY_CLASS.get(state[:2])
+    if cause is None:
+        cause = _cause_without_state(error, is_connecting) if not state else Cause.OTHER
+    return SqlFailure(_message(error), cause)
+
+
+def _cause_without_state(error: psycopg.Error, is_connecting: bool) -> Cause:
+    if is_connecting and "authentication" in str(error):
+        return Cause.DENIED
+    is_broken = error.pgconn is not None and error.pgconn.status != psycopg.pq.ConnStatus.OK
+    if is_connecting or is_broken or isinstance(error, psycopg.OperationalError):
+        return Cause.LOST
+    return Cause.ROW if isinstance(error, psycopg.DataError) else Cause.OTHER
+
+
+def _message(error: psycopg.Error) -> str:
+    """What the server said, with the row, column and constraint where it named them."""
+    said = error.diag
+    if said.message_primary is None:
+        return str(error).strip().replace("\n", " ")
+    parts = [said.message_primary]
+    if said.message_detail:
+        parts.append(said.message_detail)
+    if said.constraint_name:
+        parts.append(f"constraint {said.constraint_name}")
+    elif said.column_name:
+        parts.append(f"column {said.column_name}")
+    if said.context and said.context.startswith("COPY"):
+        parts.append(said.context.splitlines()[0])
+    return f"{'; '.join(parts)} (SQLSTATE {said.sqlstate})"
