@@ -79,6 +79,13 @@ class FetchedBatch:
         return [record for record in records if record.offset >= self._from_offset]
 
 
+class Asked(NamedTuple):
+    """A fetch under way: whom, and for which offsets."""
+
+    leader_id: int
+    offsets: dict[TopicPartition, int]
+
+
 class Consumer:
     """Reads the assigned partitions. Close it, or use it as an async context manager."""
 
@@ -88,7 +95,8 @@ class Consumer:
         self._admin = Admin(cluster)
         # The order is the order of the next fetch: who was served goes last.
         self._positions: dict[TopicPartition, int] = {}
-        self._fetches: dict[asyncio.Task[FetchResponse], int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._fetches: dict[asyncio.Task[FetchResponse], Asked] = {}
         self._backoff = Backoff()
         self._failing_since: float | None = None
 
@@ -126,6 +134,19 @@ class Consumer:
             found.update(await self._find(missing, LATEST))
         self._positions.update(found)
 
+    def unassign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads these no longer; what is on its way is dropped."""
+        for where in partitions:
+            self._positions.pop(where, None)
+            self._paused.discard(where)
+
+    def pause(self, where: TopicPartition) -> None:
+        """Fetches no more of this partition for now. What is on its way still comes."""
+        self._paused.add(where)
+
+    def resume(self, where: TopicPartition) -> None:
+        self._paused.discard(where)
+
     async def end_offsets(self) -> dict[TopicPartition, int]:
         """Where the assigned partitions end now, for this consumer's isolation level."""
         return await self._find(list(self._positions), LATEST)
@@ -149,15 +170,18 @@ class Consumer:
         except RetriableError as error:
             await self._pause(error)
             return []
+        if not self._fetches:
+            await asyncio.sleep(timeout_ms / 1000)
+            return []
         done, _ = await asyncio.wait(
             self._fetches, timeout=timeout_ms / 1000, return_when=asyncio.FIRST_COMPLETED
         )
         fetched: list[FetchedBatch] = []
         failure: RetriableError | None = None
         for fetch in done:
-            del self._fetches[fetch]
+            asked = self._fetches.pop(fetch)
             try:
-                fetched.extend(self._take(fetch.result()))
+                fetched.extend(self._take(fetch.result(), asked.offsets))
             except RetriableError as error:
                 failure = error
         if failure is not None:
@@ -172,25 +196,30 @@ class Consumer:
 
     async def _start_fetches(self) -> None:
         """Asks every leader that is not being asked already."""
-        busy = set(self._fetches.values())
+        busy = {asked.leader_id for asked in self._fetches.values()}
         wanted: dict[int, list[TopicPartition]] = {}
-        for where in self._positions:
+        for where in list(self._positions):
+            if where in self._paused:
+                continue
             leader_id = await self._cluster.leader_id(where)
             if leader_id not in busy:
                 wanted.setdefault(leader_id, []).append(where)
         for leader_id, partitions in wanted.items():
-            request = self._request(partitions)
-            self._fetches[asyncio.create_task(self._fetch(leader_id, request))] = leader_id
+            # What was unassigned while leaders were looked up is not asked for.
+            offsets = {where: self._positions[where] for where in partitions if where in self._positions}
+            if offsets:
+                fetch = asyncio.create_task(self._fetch(leader_id, self._request(offsets)))
+                self._fetches[fetch] = Asked(leader_id, offsets)
 
-    def _request(self, partitions: list[TopicPartition]) -> FetchRequest:
+    def _request(self, offsets: dict[TopicPartition, int]) -> FetchRequest:
         topics: list[FetchTopic] = []
-        for where in partitions:
+        for where, offset in offsets.items():
             if not topics or topics[-1].topic != where.topic:
                 topics.append(FetchTopic(topic=where.topic))
             topics[-1].partitions.append(
                 FetchPartition(
                     partition=where.partition,
-                    fetch_offset=self._positions[where],
+                    fetch_offset=offset,
                     partition_max_bytes=self.options.partition_max_bytes,
                 )
             )
@@ -211,7 +240,7 @@ class Consumer:
             timeout_ms=self._cluster.options.request_timeout_ms + self.options.max_wait_ms,
         )
 
-    def _take(self, response: FetchResponse) -> list[FetchedBatch]:
+    def _take(self, response: FetchResponse, asked: dict[TopicPartition, int]) -> list[FetchedBatch]:
         if response.error_code != ErrorCode.NONE:
             raise broker_error(response.error_code, "a fetch was refused")
         fetched: list[FetchedBatch] = []
@@ -219,6 +248,8 @@ class Consumer:
         for topic in response.responses:
             for answer in topic.partitions:
                 where = TopicPartition(topic.topic, answer.partition_index)
+                if self._positions.get(where) != asked.get(where):
+                    continue  # unassigned, or assigned from another place, since it was asked for
                 try:
                     fetched.extend(self._take_partition(where, answer))
                 except RetriableError as error:

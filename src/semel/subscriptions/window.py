@@ -1,0 +1,334 @@
+"""The state of one partition's deliveries, without clock and I/O: what is acknowledged, out, waiting, next.
+
+Rules:
+
+- Records are admitted in offset order, while there is room: at most `max_in_flight` unacknowledged ones, none
+  `SPAN_OFFSETS` above the committed offset, and never more ranges than an entry can hold. The lowest
+  unacknowledged record always has room, so that a full entry gets emptier.
+- The records of a key form a lane. Only the first of a lane is dealt; it leaves the lane when acknowledged.
+  Records without a key have no lane.
+- A batch may hold several records of one lane, in order. A record that has failed is dealt alone.
+- While there are suspects (see `entry`), one record is out at a time, and an entry must say so before.
+  The owner asks `must_mark`. This ends when every suspect has come back once *and* an entry that names no
+  suspects is committed: only then may a crash be blamed on many again.
+- Acknowledgements count when decided: `entry(also)` is what to commit for some, `acknowledge` when it is so.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from semel.subscriptions.ackset import AckSet
+from semel.subscriptions.entry import MAX_RANGES, SPAN_OFFSETS, Entry, Mark
+from semel.wire.records import Record
+
+NOT_DUE: Final = 0
+
+
+class Held:
+    """A record that was admitted and is not acknowledged."""
+
+    __slots__ = (
+        "attempts",
+        "cause",
+        "due_ms",
+        "is_alone",
+        "is_marked",
+        "is_out",
+        "is_suspect",
+        "is_uncleared",
+        "offset",
+        "record",
+        "shown",
+    )
+
+    def __init__(self, record: Record, attempts: int, is_suspect: bool) -> None:
+        self.offset = record.offset
+        self.record = record
+        self.shown = record  # as the program sees it
+        self.attempts = attempts  # that failed for certain
+        self.cause = ""
+        self.due_ms = NOT_DUE
+        self.is_alone = attempts > 0 or is_suspect
+        self.is_marked = False  # the entry says, or will say, that it is out alone
+        self.is_out = False
+        self.is_suspect = is_suspect  # it may have been seen by a process that died
+        self.is_uncleared = is_suspect  # it has not come back alive yet
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt the next one is, as far as anybody knows."""
+        return self.attempts + 1 + self.is_suspect
+
+
+class Window:
+    """One partition, from the entry that its owner found."""
+
+    def __init__(self, entry: Entry, max_in_flight: int, max_attempts: int) -> None:
+        self.max_in_flight = max_in_flight
+        self.max_attempts = max_attempts
+        self._acks = AckSet(entry.offset, entry.acknowledged)
+        self._next_offset = entry.offset  # where admission goes on
+        self._held: dict[int, Held] = {}
+        self._lanes: dict[bytes, deque[Held]] = {}
+        self._ready: list[tuple[int, Held]] = []
+        self._delayed: list[tuple[int, int, Held]] = []
+        self._out = 0
+        self._charged: deque[Mark] = deque(entry.marks)  # of records that are not admitted yet
+        self._suspect_end = entry.suspect_end
+        self._suspects_due = entry.max_in_flight  # how many can have been out when the last owner died
+        self._uncleared = 0
+        self._committed_offset = entry.offset
+        self._committed_suspects = entry.suspect_end is not None
+
+    # What there is
+
+    @property
+    def low(self) -> int:
+        """The lowest offset that is not acknowledged."""
+        return self._acks.low
+
+    @property
+    def next_offset(self) -> int:
+        """Everything below was admitted, or holds nothing."""
+        return self._next_offset
+
+    @property
+    def held_count(self) -> int:
+        return len(self._held)
+
+    @property
+    def out_count(self) -> int:
+        return self._out
+
+    @property
+    def committed_offset(self) -> int:
+        """The offset of the entry that a new owner would find."""
+        return self._committed_offset
+
+    def waiting_count(self, now_ms: int) -> int:
+        """How many could be dealt in batches: held, not out, and not waiting for their time."""
+        self._wake(now_ms)
+        return len(self._held) - self._out - len(self._delayed)
+
+    @property
+    def must_mark(self) -> bool:
+        """Whether an entry has to say which record is out, before it is."""
+        return self._suspect_end is not None or self._committed_suspects
+
+    def next_due_ms(self) -> int | None:
+        """When the next delayed record may be dealt."""
+        return self._delayed[0][0] if self._delayed else None
+
+    # Admission
+
+    def has_room(self, offset: int) -> bool:
+        if offset >= self._committed_offset + SPAN_OFFSETS:
+            return False
+        if not self._held:
+            return True
+        if len(self._held) >= self.max_in_flight:
+            return False
+        # Each record held can become a range, and its acknowledgement one more.
+        return len(self._acks) + len(self._charged) + 2 * (len(self._held) + 1) <= MAX_RANGES
+
+    def needs_commit(self, offset: int) -> bool:
+        """Whether only the committed offset, which could be higher, keeps a record out."""
+        return not self._held and offset >= self._committed_offset + SPAN_OFFSETS
+
+    def skip_to(self, offset: int) -> None:
+        """No record that could be dealt lies between the last one admitted and this offset."""
+        if offset <= self._next_offset:
+            return
+        self._acks.add(self._next_offset, offset)
+        self._next_offset = offset
+        while self._charged and self._charged[0].end <= offset:
+            self._charged.popleft()
+        self._end_suspicion()
+
+    def admit(self, record: Record) -> bool:
+        """Takes the next record of the log; False if it was acknowledged before."""
+        offset = record.offset
+        self.skip_to(offset)
+        self._next_offset = offset + 1
+        attempts = self._charge(offset)
+        if offset in self._acks:
+            self._end_suspicion()
+            return False
+        held = Held(record, attempts, self._is_suspect(offset))
+        self._uncleared += held.is_suspect
+        self._held[offset] = held
+        if record.key is not None:
+            self._lanes.setdefault(record.key, deque()).append(held)
+        self._enqueue(held)
+        self._end_suspicion()
+        return True
+
+    def _charge(self, offset: int) -> int:
+        while self._charged and self._charged[0].end <= offset:
+            self._charged.popleft()
+        if not self._charged or self._charged[0].start > offset:
+            return 0
+        mark = self._charged[0]
+        if mark.end == offset + 1:
+            self._charged.popleft()
+        else:
+            self._charged[0] = mark._replace(start=offset + 1)
+        return mark.attempts
+
+    def _is_suspect(self, offset: int) -> bool:
+        if self._suspect_end is None or offset >= self._suspect_end:
+            return False
+        if not self._suspects_due:
+            self._suspect_end = offset
+            return False
+        self._suspects_due -= 1
+        return True
+
+    def _end_suspicion(self) -> None:
+        if (
+            self._suspect_end is not None
+            and self._uncleared == 0
+            and (self._next_offset >= self._suspect_end or not self._suspects_due)
+        ):
+            self._suspect_end = None
+
+    # Dealing
+
+    def take(self, limit: int, now_ms: int) -> list[Held]:
+        """The next records to deal, in offset order, at most `limit`; none if nothing may go out now."""
+        self._wake(now_ms)
+        if not self._ready or (self.must_mark and self._out):
+            return []
+        first = heapq.heappop(self._ready)[1]
+        if self.must_mark:
+            first.is_marked = True
+        taken = [first]
+        if limit > 1 and not (first.is_alone or first.is_marked):
+            self._take_more(taken, limit)
+        for held in taken:
+            held.is_out = True
+        self._out += len(taken)
+        return taken
+
+    def _take_more(self, taken: list[Held], limit: int) -> None:
+        """Fills a batch from what is ready, and from what is next in the lanes of its own records."""
+        behind: list[tuple[int, Held]] = []
+        places: dict[bytes, int] = {}
+        self._push_next_of_lane(taken[0], places, behind)
+        while len(taken) < limit:
+            if behind and (not self._ready or behind[0][0] < self._ready[0][0]):
+                held = heapq.heappop(behind)[1]
+            elif self._ready and not self._ready[0][1].is_alone:
+                held = heapq.heappop(self._ready)[1]
+            else:
+                return
+            taken.append(held)
+            self._push_next_of_lane(held, places, behind)
+
+    def _push_next_of_lane(
+        self, held: Held, places: dict[bytes, int], behind: list[tuple[int, Held]]
+    ) -> None:
+        key = held.record.key
+        if key is None:
+            return
+        place = places[key] = places.get(key, 0) + 1
+        lane = self._lanes[key]
+        if place < len(lane) and not lane[place].is_alone:
+            heapq.heappush(behind, (lane[place].offset, lane[place]))
+
+    def _wake(self, now_ms: int) -> None:
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            held = heapq.heappop(self._delayed)[2]
+            heapq.heappush(self._ready, (held.offset, held))
+
+    def _enqueue(self, held: Held) -> None:
+        """A record may be dealt, at its time, if it is the first of its lane."""
+        key = held.record.key
+        if key is not None and self._lanes[key][0] is not held:
+            return
+        if held.due_ms == NOT_DUE:
+            heapq.heappush(self._ready, (held.offset, held))
+        else:
+            heapq.heappush(self._delayed, (held.due_ms, held.offset, held))
+
+    # Coming back
+
+    def acknowledge(self, records: Iterable[Held]) -> None:
+        """It is decided that these are acknowledged."""
+        for held in records:
+            self._come_back(held)
+            del self._held[held.offset]
+            self._acks.add(held.offset, held.offset + 1)
+            self._leave_lane(held)
+        self._end_suspicion()
+
+    def _leave_lane(self, held: Held) -> None:
+        key = held.record.key
+        if key is None:
+            return
+        lane = self._lanes[key]
+        lane.remove(held)
+        if not lane:
+            del self._lanes[key]
+        elif not lane[0].is_out:
+            self._enqueue(lane[0])
+
+    def fail(self, records: Sequence[Held], cause: str) -> None:
+        """An attempt has failed: it counts, but a failure that several share is nobody's last."""
+        for held in records:
+            limit = self.max_attempts - (len(records) > 1)
+            if held.attempts < limit:
+                held.attempts += 1
+            held.cause = cause
+            held.is_alone = True
+
+    def give_back(self, records: Sequence[Held], due_ms: int) -> None:
+        """Records come back and are dealt again at that time (NOT_DUE: as soon as possible)."""
+        for held in records:
+            self._come_back(held)
+            held.due_ms = due_ms
+        for held in records:
+            self._enqueue(held)
+        self._end_suspicion()
+
+    def _come_back(self, held: Held) -> None:
+        if held.is_out:
+            held.is_out = False
+            self._out -= 1
+        held.is_marked = False
+        if held.is_uncleared:
+            held.is_uncleared = False
+            self._uncleared -= 1
+
+    # The entry
+
+    def entry(self, also: Iterable[Held], slots: int, *, is_released: bool = False) -> Entry:
+        """What to commit: all that is decided, and these as acknowledged."""
+        acks = self._acks
+        leaving: set[int] = set()
+        for held in also:
+            if acks is self._acks:
+                acks = acks.copy()
+            acks.add(held.offset, held.offset + 1)
+            leaving.add(held.offset)
+        marks = [
+            Mark(held.offset, held.offset + 1, held.attempts, held.is_marked)
+            for held in self._held.values()
+            if (held.attempts or held.is_marked) and held.offset not in leaving
+        ]
+        return Entry(
+            offset=acks.low,
+            acknowledged=tuple(acks.runs()),
+            marks=(*marks, *self._charged),
+            slots=slots,
+            max_in_flight=self.max_in_flight,
+            is_released=is_released,
+            suspect_end=self._suspect_end,
+        )
+
+    def committed(self, entry: Entry) -> None:
+        """This entry is what a new owner would find."""
+        self._committed_offset = entry.offset
+        self._committed_suspects = entry.suspect_end is not None and entry.suspect_end > entry.offset
