@@ -1,0 +1,193 @@
+"""Pipelines that die where they are told to; what is left is carried on by the next life of the same program.
+
+    python crashing.py BOOTSTRAP DIRECTORY PIPELINE…
+
+Each pipeline reads its topics to their ends (`availableNow`), a few records a batch, and the program says
+`done` when all have. TEST_DIE says who dies where: `keyed:before_end` kills this process with -9 when the
+pipeline `keyed` is about to send EndTxn for the second batch that it writes in this life. The first one is
+what the life before left behind.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone does
+from spark_cases import driver_session
+
+import semel.spark
+from semel.client.shared_transaction import SharedTransaction
+from semel.sinks.kafka import KafkaPlan, KafkaSink
+from semel.sinks.marker import Marker, Owner
+from semel.sinks.receipts import Receipt
+from semel.sinks.sink import SourceOffsets, TransactionalSink
+
+BATCH_RECORDS = 40
+WATERMARK = "30 seconds"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+STATE = "spark.sql.streaming.stateStore"
+
+
+def die() -> None:
+    print("dying", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fate:
+    """Counts the batches of one pipeline, and ends the process at the chosen step of the chosen one."""
+
+    def __init__(self, pipeline: str) -> None:
+        chosen, _, self._step = os.environ.get("TEST_DIE", "").partition(":")
+        if chosen != pipeline:
+            self._step = ""
+        self._batch = int(os.environ.get("TEST_DIE_BATCH", "2"))
+        self._begun = 0
+
+    def begun(self) -> None:
+        self._begun += 1
+
+    def at(self, step: str) -> None:
+        if step == self._step and (step == "in_recovery" or self._begun >= self._batch):
+            die()
+
+
+class MortalKafkaSink(KafkaSink):
+    """A sink that passes by the steps at which the process may die."""
+
+    def __init__(self, fate: Fate, bootstrap: str, topic: str, key: str | None) -> None:
+        super().__init__(bootstrap, topic, key=key)
+        self._fate = fate
+        self._is_open = False
+
+    async def _open(self, owner: Owner) -> Marker:
+        marker = await super()._open(owner)
+        self._is_open = True
+        return marker
+
+    async def _begin(self, epoch: int) -> KafkaPlan:
+        self._fate.begun()
+        self._fate.at("before_begin")
+        return await super()._begin(epoch)
+
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        self._fate.at("after_tasks")
+        await super()._commit(marker, receipts, source_offsets)
+
+    async def _put_marker(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+        self._fate.at("before_marker" if self._is_open else "in_recovery")
+        await super()._put_marker(transaction, marker, owner)
+
+    async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
+        self._fate.at("before_end")
+        await super()._end(transaction, epoch)
+        self._fate.at("after_end")
+
+
+def read(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
+    return semel.spark.read(spark, bootstrap, topic, maxOffsetsPerTrigger=BATCH_RECORDS)
+
+
+def records(df: DataFrame) -> DataFrame:
+    """Record for record, with the value in upper case."""
+    return df.select("key", F.upper(F.col("value").cast("string")).alias("value"))
+
+
+def windows(df: DataFrame) -> DataFrame:
+    """How many records, and the sum of their values, in every 5 seconds."""
+    counted = (
+        df.withColumn("number", F.col("value").cast("string").cast("long"))
+        .withWatermark("timestamp", WATERMARK)
+        .groupBy(F.window("timestamp", "5 seconds"))
+        .agg(F.count("*").alias("count"), F.sum("number").alias("sum"))
+    )
+    start = F.col("window.start").cast("long").cast("string")
+    return counted.select(start.alias("key"), F.to_json(F.struct("count", "sum")).alias("value"))
+
+
+def joined(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    """Orders with their payments, by key."""
+    left = orders.select(
+        F.col("key").alias("order_key"), F.col("value").alias("order"), F.col("timestamp").alias("ordered")
+    ).withWatermark("ordered", WATERMARK)
+    right = payments.select(
+        F.col("key").alias("payment_key"), F.col("value").alias("payment"), F.col("timestamp").alias("paid")
+    ).withWatermark("paid", WATERMARK)
+    within = "order_key = payment_key AND paid BETWEEN ordered AND ordered + INTERVAL 20 SECONDS"
+    both = left.join(right, F.expr(within))
+    value = F.concat_ws("+", F.col("order").cast("string"), F.col("payment").cast("string"))
+    return both.select(F.col("order_key").alias("key"), value.alias("value"))
+
+
+class Setting:
+    """What a pipeline is built from."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, directory: Path) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.directory = directory
+
+    def start(self, name: str, df: DataFrame, sink: TransactionalSink) -> semel.spark.PipelineQuery:
+        pipeline = semel.spark.exactly_once(df, sink, name=name, checkpoint=self.directory / name)
+        return pipeline.start(trigger="availableNow")
+
+    def sink(self, name: str, key: str | None = "key") -> MortalKafkaSink:
+        return MortalKafkaSink(Fate(name), self.bootstrap, f"{name}-out", key)
+
+
+def start_keyed(to: Setting) -> semel.spark.PipelineQuery:
+    return to.start("keyed", records(read(to.spark, to.bootstrap, "orders")), to.sink("keyed"))
+
+
+def start_unkeyed(to: Setting) -> semel.spark.PipelineQuery:
+    return to.start("unkeyed", records(read(to.spark, to.bootstrap, "orders")), to.sink("unkeyed", None))
+
+
+def start_windows(to: Setting) -> semel.spark.PipelineQuery:
+    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "1")
+    return to.start("windows", windows(read(to.spark, to.bootstrap, "numbers")), to.sink("windows"))
+
+
+def start_windows2(to: Setting) -> semel.spark.PipelineQuery:
+    """The same with the other format of state."""
+    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "2")
+    to.spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", "true")
+    return to.start("windows2", windows(read(to.spark, to.bootstrap, "numbers")), to.sink("windows2"))
+
+
+def start_join(to: Setting) -> semel.spark.PipelineQuery:
+    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "2")
+    both = joined(read(to.spark, to.bootstrap, "orders"), read(to.spark, to.bootstrap, "payments"))
+    return to.start("join", both, to.sink("join"))
+
+
+PIPELINES: dict[str, Callable[[Setting], semel.spark.PipelineQuery]] = {
+    "keyed": start_keyed,
+    "unkeyed": start_unkeyed,
+    "windows": start_windows,
+    "windows2": start_windows2,
+    "join": start_join,
+}
+
+
+def main(bootstrap: str, directory: str, *names: str) -> None:
+    settings = {"spark.sql.shuffle.partitions": os.environ.get("TEST_SHUFFLE_PARTITIONS", "2")}
+    spark = driver_session(settings=settings)
+    setting = Setting(spark, bootstrap, Path(directory))
+    running = [PIPELINES[name](setting) for name in names]
+    print("running", flush=True)
+    for query in running:
+        query.awaitTermination()
+        print(f"{query.name}: wrote {query.attempts}, skipped {query.skipped}", flush=True)
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
