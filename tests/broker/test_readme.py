@@ -1,4 +1,4 @@
-"""What the README shows happens: its tour, and the short run of `script/run`."""
+"""What the README shows happens: its tour."""
 
 from __future__ import annotations
 
@@ -32,15 +32,3 @@ def test_the_tour_prints_what_the_readme_says() -> None:
             timeout=COMMAND_TIMEOUT_S,
         )
     assert (done.returncode, done.stdout) == (0, tour.group(2)), done.stderr
-
-
-def test_the_short_run_survives_its_kill() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "kill_and_recover.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 missing, 0 twice, 0 out of order, 0 wrong keys" in done.stdout

@@ -1,0 +1,259 @@
+"""Exactly-once, shown: orders go through Spark while the Spark driver and the broker are killed with -9.
+
+    python run.py [--sink kafka|postgres] [--keep] [--orders N]
+
+Orders are published in transactions, a fifth of which is aborted. A pipeline on Spark prices them. The driver
+is killed in the middle of a batch, twice, and the broker once; each is started again. In the end every order
+that was committed must have come out once, with its price, and no other. It exits with 1 if that is not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from feed import Fed, feed
+from outputs import Output, Row, TableOutput, TopicOutput
+from pipeline import ORDERS, PRICED
+from processes import BrokerProcess, DriverProcess
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.testing.postgres_server import PostgresServer, find_binaries
+
+PARTITIONS: Final = 4
+DEFAULT_ORDERS: Final = 60_000
+ORDERS_A_SECOND: Final = 1_000
+LOOK_EVERY_S: Final = 0.25
+# A killed driver needs a new JVM and a new session each time; a machine with other work needs longer.
+CAUGHT_UP_TIMEOUT_S: Final = 300.0
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """What came out, held against what was committed."""
+
+    out: int
+    lost: int
+    duplicated: int
+    uncommitted: int
+    wrong: int
+
+    @property
+    def is_exactly_once(self) -> bool:
+        return not (self.lost or self.duplicated or self.uncommitted or self.wrong)
+
+
+def compare(committed: dict[str, int], rows: list[Row]) -> Verdict:
+    times = Counter(order_id for order_id, _ in rows)
+    return Verdict(
+        out=len(rows),
+        lost=sum(1 for order_id in committed if order_id not in times),
+        duplicated=sum(count - 1 for count in times.values()),
+        uncommitted=sum(1 for order_id in times if order_id not in committed),
+        wrong=sum(1 for order_id, cents in rows if committed.get(order_id, cents) != cents),
+    )
+
+
+class Demonstration:
+    """One run: what goes in, what comes out, and what is killed when."""
+
+    def __init__(
+        self, orders: int, broker: BrokerProcess, driver: DriverProcess, output: Output, console: Console
+    ) -> None:
+        self.orders = orders
+        self.broker = broker
+        self.driver = driver
+        self.output = output
+        self.fed = Fed()
+        self.killed: list[str] = []
+        self._console = console
+        self._began = time.monotonic()
+        # When this share of all orders has come out, this happens.
+        self._faults: list[tuple[float, Callable[[], None]]] = [
+            (0.10, self._kill_driver),
+            (0.35, self._kill_broker),
+            (0.55, self._kill_driver),
+        ]
+
+    async def run(self, progress: Progress, seed: int) -> Verdict:
+        self.driver.start(self.broker.bootstrap)
+        self._tell(f"Spark driver started, pid {self.driver.pid}")
+        feeding = asyncio.create_task(
+            feed(
+                self.broker.bootstrap,
+                ORDERS,
+                self.fed,
+                orders=self.orders,
+                seconds=self.orders / ORDERS_A_SECOND,
+                seed=seed,
+            )
+        )
+        try:
+            await self._watch(progress, feeding)
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        return compare(self.fed.committed, await self.output.rows())
+
+    async def _watch(self, progress: Progress, feeding: asyncio.Task[None]) -> None:
+        sent = progress.add_task("orders in", total=self.orders)
+        out = progress.add_task("orders out", total=None)
+        deadline = time.monotonic() + self.orders / ORDERS_A_SECOND + CAUGHT_UP_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if feeding.done():
+                feeding.result()
+            count = await self.output.count()
+            progress.update(sent, completed=self.fed.sent)
+            progress.update(out, completed=count, total=len(self.fed.committed))
+            if feeding.done() and count >= len(self.fed.committed) and not self._faults:
+                return
+            await self._maybe_kill(count)
+            self._revive()
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._tell("the pipeline has not caught up in time")
+        self._console.print(self.driver.log_end(), markup=False)
+
+    async def _maybe_kill(self, count: int) -> None:
+        if not self._faults or count < self._faults[0][0] * self.orders:
+            return
+        if await self.output.is_amid_epoch():
+            self._faults.pop(0)[1]()
+
+    def _kill_driver(self) -> None:
+        pid = self.driver.pid
+        self.driver.kill()
+        self.killed.append(f"Spark driver {pid}, with an epoch open")
+        self._tell(f"[red]kill -9[/red] of the Spark driver, pid {pid}, in the middle of an epoch")
+
+    def _kill_broker(self) -> None:
+        pid = self.broker.pid
+        self.broker.kill()
+        self.killed.append(f"broker {pid}, with an epoch open")
+        self._tell(f"[red]kill -9[/red] of the broker, pid {pid}, in the middle of an epoch")
+        self._tell(f"broker is back on its directory after {self.broker.start():.2f} s")
+
+    def _revive(self) -> None:
+        """A driver that was killed, or gave up on a dead broker, is started again on its checkpoint."""
+        if not self.driver.is_alive:
+            self.driver.start(self.broker.bootstrap)
+            self._tell(f"Spark driver started again on its checkpoint, pid {self.driver.pid}")
+
+    def _tell(self, what: str) -> None:
+        self._console.print(f"{time.monotonic() - self._began:6.1f} s  {what}", highlight=False)
+
+
+@contextlib.contextmanager
+def postgres(wanted: bool) -> Iterator[str | None]:
+    if not wanted:
+        yield None
+        return
+    binaries = find_binaries()
+    if binaries is None:
+        raise SystemExit("there is no PostgreSQL to show it with: as root, apt-get install postgresql")
+    server = PostgresServer(binaries)
+    try:
+        server.start()
+        yield server.dsn
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def staged(
+    orders: int, directory: Path, dsn: str | None, console: Console
+) -> AsyncIterator[Demonstration]:
+    """A broker with its topics, a driver that is not yet started, and the output; ended in the end."""
+    broker, driver = BrokerProcess(directory), DriverProcess(directory, dsn)
+    try:
+        seconds = broker.start()
+        console.print(f"broker ready on {broker.bootstrap} after {seconds:.2f} s, pid {broker.pid}")
+        async with Cluster(broker.bootstrap) as cluster:
+            for topic in (ORDERS, PRICED):
+                await Admin(cluster).create_topic(topic, partitions=PARTITIONS)
+        output = TopicOutput(broker.bootstrap) if dsn is None else TableOutput(dsn)
+        yield Demonstration(orders, broker, driver, output, console)
+    finally:
+        driver.kill()
+        broker.kill()
+
+
+def report(demonstration: Demonstration, verdict: Verdict, seconds: float, console: Console) -> None:
+    fed = demonstration.fed
+    table = Table(title="exactly once" if verdict.is_exactly_once else "NOT exactly once")
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for what, number in (
+        ("orders in", fed.sent),
+        ("committed", len(fed.committed)),
+        ("aborted", fed.aborted),
+        ("out", verdict.out),
+        ("lost", verdict.lost),
+        ("duplicated", verdict.duplicated),
+        ("out, though not committed", verdict.uncommitted),
+        ("out, with a wrong price", verdict.wrong),
+    ):
+        table.add_row(what, f"{number:,}")
+    table.add_row("killed with -9", "\n".join(demonstration.killed))
+    table.add_row("time", f"{seconds:.0f} s")
+    console.print(table)
+
+
+async def keep(demonstration: Demonstration, console: Console) -> None:
+    bootstrap = demonstration.broker.bootstrap
+    console.print(
+        f"all of it is left running; have a look, and end it with Ctrl-C:\n  semel txn list -b {bootstrap}"
+    )
+    console.print(f"  semel consume {PRICED} -b {bootstrap} --isolation read_committed | head")
+    console.print(f"  semel sink list -b {bootstrap}\n  semel group list -b {bootstrap}")
+    await asyncio.Event().wait()
+
+
+async def demonstrate(sink: str, orders: int, *, keep_running: bool, seed: int) -> int:
+    console = Console()
+    began = time.monotonic()
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="semel-demonstration-") as directory,
+        postgres(sink == "postgres") as dsn,
+    ):
+        async with staged(orders, Path(directory), dsn, console) as demonstration:
+            with Progress(*columns, console=console) as progress:
+                verdict = await demonstration.run(progress, seed)
+            report(demonstration, verdict, time.monotonic() - began, console)
+            if keep_running:
+                await keep(demonstration, console)
+    return 0 if verdict.is_exactly_once else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Exactly-once, shown: nothing is lost or doubled by kill -9."
+    )
+    parser.add_argument("--sink", choices=("kafka", "postgres"), default="kafka", help="where orders go to")
+    parser.add_argument("--keep", action="store_true", help="leave it running in the end, for a look round")
+    parser.add_argument("--orders", type=int, default=DEFAULT_ORDERS, help="how many, 1,000 a second")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is sent and aborted")
+    arguments = parser.parse_args()
+    try:
+        return asyncio.run(
+            demonstrate(arguments.sink, arguments.orders, keep_running=arguments.keep, seed=arguments.seed)
+        )
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
