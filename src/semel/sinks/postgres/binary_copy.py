@@ -176,7 +176,9 @@ def _sized(values: pa.Array) -> list[pa.Array]:
 
 def _variable(values: pa.Array, pg_type: PgType) -> pa.Array:
     if pa.types.is_nested(values.type):
-        values = pa.array([None if item is None else _to_json(item) for item in values.to_pylist()])
+        # The one place with work for each row: Arrow cannot write JSON.
+        items = [_plain(item, values.type) for item in values.to_pylist()]
+        values = pa.array([None if item is None else json.dumps(item, default=str) for item in items])
     encoded = values.cast(pa.binary())
     if pg_type.name == "jsonb":
         # The version of jsonb's binary form, before its text.
@@ -184,11 +186,17 @@ def _variable(values: pa.Array, pg_type: PgType) -> pa.Array:
     return encoded
 
 
-def _to_json(item: object) -> str:
-    # Maps come as lists of pairs.
-    if isinstance(item, list) and item and all(isinstance(pair, tuple) for pair in item):
-        item = dict(item)
-    return json.dumps(item, default=str)
+def _plain(item: Any, arrow_type: pa.DataType) -> object:
+    """A value of a nested type as JSON has it. Maps come from Arrow as lists of pairs."""
+    if item is None:
+        return None
+    if pa.types.is_map(arrow_type):
+        return {str(key): _plain(value, arrow_type.item_type) for key, value in item}
+    if pa.types.is_struct(arrow_type):
+        return {field.name: _plain(item[field.name], field.type) for field in arrow_type}
+    if pa.types.is_nested(arrow_type):
+        return [_plain(value, arrow_type.value_type) for value in item]
+    return item
 
 
 def _arrays(values: pa.Array, pg_type: PgType) -> pa.Array:

@@ -24,7 +24,8 @@ WRITABLE_KINDS: Final = ("r", "p")
 # Domains are described as what they are made of, since rows are sent so; enums (only) by a name in quotes.
 _COLUMNS: Final = """
     SELECT a.attname::text,
-           CASE WHEN t.typtype = 'e' THEN format('"%%s"."%%s"', n.nspname, t.typname)
+           CASE WHEN t.typtype = 'e' THEN '"' || replace(n.nspname, '"', '""') || '"."'
+                                           || replace(t.typname, '"', '""') || '"'
                 ELSE format_type(t.oid, CASE WHEN d.typtype = 'd' THEN d.typtypmod ELSE a.atttypmod END) END,
            NOT (a.attnotnull OR d.typnotnull),
            a.atthasdef OR a.attidentity <> '' OR d.typdefault IS NOT NULL,

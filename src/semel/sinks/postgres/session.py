@@ -1,8 +1,11 @@
 """A connection to PostgreSQL, by psycopg, and what its errors mean."""
 
+import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Final
+import os
+import socket
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -27,6 +30,10 @@ CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
 }
 # How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
 SEND_BYTES: Final = 256 * 1024
+# How long a connection that was cut may take to notice.
+HANG_UP_TIMEOUT_S: Final = 1.0
+
+T = TypeVar("T")
 
 CAUSES_BY_STATE: Final[Mapping[str, Cause]] = {
     "25P03": Cause.LOST,  # idle in a transaction for too long: the session was ended
@@ -78,6 +85,7 @@ class PostgresSession(SqlSession):
 
     def __init__(self, connection: AsyncConnection[tuple[SqlValue, ...]]) -> None:
         self._connection = connection
+        self._is_cut = False
         self.session_id = connection.info.backend_pid
 
     async def execute(self, statement: str, parameters: Sequence[SqlValue] = ()) -> int:
@@ -89,24 +97,26 @@ class PostgresSession(SqlSession):
     async def load(
         self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
     ) -> Loaded:
+        return await self._guarded(self._load(table, columns, rows, stamp))
+
+    async def _load(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
         names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
             sql.Identifier(*(part for part in (table.schema, table.name) if part is not None)),
             sql.SQL(", ").join(sql.Identifier(name) for name in names),
         )
         sent = 0
-        try:
-            async with self._connection.cursor() as cursor:
-                async with cursor.copy(statement) as copy:
-                    await copy.write(HEADER)
-                    for part in encode(columns, rows, stamp):
-                        sent += len(part)
-                        for start in range(0, len(part), SEND_BYTES):
-                            await copy.write(part[start : start + SEND_BYTES])
-                    await copy.write(TRAILER)
-                return Loaded(cursor.rowcount, sent)
-        except psycopg.Error as error:
-            raise _failure(error) from error
+        async with self._connection.cursor() as cursor:
+            async with cursor.copy(statement) as copy:
+                await copy.write(HEADER)
+                for part in encode(columns, rows, stamp):
+                    sent += len(part)
+                    for start in range(0, len(part), SEND_BYTES):
+                        await copy.write(part[start : start + SEND_BYTES])
+                await copy.write(TRAILER)
+            return Loaded(cursor.rowcount, sent)
 
     async def begin(self) -> None:
         await self._run("BEGIN")
@@ -130,11 +140,36 @@ class PostgresSession(SqlSession):
     async def _run(
         self, statement: str, parameters: Sequence[SqlValue] = ()
     ) -> AsyncCursor[tuple[SqlValue, ...]]:
+        # Always with parameters: names are quoted for statements in which a percent sign is doubled.
+        return await self._guarded(self._connection.execute(statement.encode(), parameters))
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs the work in a task of its own, so that a cancellation does not wait for the server.
+
+        psycopg would ask the server to cancel the query and wait for the answer, of a server that perhaps
+        does not answer any more. Here the connection is cut, and fit for nothing after that.
+        """
+        if self._is_cut:
+            work.close()
+            raise SqlFailure("the connection was cut by a cancellation", Cause.LOST)
+        task = asyncio.ensure_future(work)
         try:
-            # Always with parameters: names are quoted for statements in which a percent sign is doubled.
-            return await self._connection.execute(statement.encode(), parameters)
+            return await asyncio.shield(task)
         except psycopg.Error as error:
             raise _failure(error) from error
+        except asyncio.CancelledError:
+            self._is_cut = True
+            _hang_up(self._connection.fileno())
+            await asyncio.wait({task}, timeout=HANG_UP_TIMEOUT_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # it is expected, and seen
+            raise
+
+
+def _hang_up(fileno: int) -> None:
+    """Shuts the connection down under psycopg, which then finds it at its end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure:
@@ -166,6 +201,5 @@ def _message(error: psycopg.Error) -> str:
         parts.append(f"constraint {said.constraint_name}")
     elif said.column_name:
         parts.append(f"column {said.column_name}")
-    if said.context and said.context.startswith("COPY"):
-        parts.append(said.context.splitlines()[0])
+    parts += [line for line in (said.context or "").splitlines() if line.startswith("COPY")]
     return f"{'; '.join(parts)} (SQLSTATE {said.sqlstate})"

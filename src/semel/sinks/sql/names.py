@@ -49,6 +49,11 @@ def sink_key(sink_id: str) -> str:
     return hashlib.sha256(sink_id.encode()).hexdigest()[:_KEY_CHARACTERS]
 
 
+def stage_prefix(sink_id: str) -> str:
+    """How the names of a sink's staging tables begin."""
+    return f"{STAGE_PREFIX}{sink_key(sink_id)}_"
+
+
 def _split_quoted(text: str) -> list[str]:
     parts, part, is_quoted = [], "", False
     position = 0

@@ -1,15 +1,20 @@
 """Looking at the sinks of a database, and setting a marker by hand: what `semel sink` does."""
 
+import os
+import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
 
 from semel.sinks.errors import SinkError
 from semel.sinks.marker import ANY_QUERY, Marker, Owner
 from semel.sinks.sql.dialect import Dialect, SqlSession
-from semel.sinks.sql.failures import SqlFailure
+from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.names import stage_prefix
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
 from semel.sinks.sql.tables import make_table
 
-LABEL = "semel sink"
+LABEL: Final = "semel sink"
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +39,8 @@ class SqlRegistry:
         try:
             return [await self._status(session, row) for row in await self._rows.read_all(session)]
         except SqlFailure as failure:
+            if failure.cause is Cause.MISSING:
+                return []  # no sink was ever opened here
             raise SinkError(str(failure)) from failure
         finally:
             await session.close()
@@ -44,6 +51,8 @@ class SqlRegistry:
             row = await self._rows.read(session, sink_id)
             return None if row is None else await self._status(session, row)
         except SqlFailure as failure:
+            if failure.cause is Cause.MISSING:
+                return None
             raise SinkError(str(failure)) from failure
         finally:
             await session.close()
@@ -68,10 +77,13 @@ class SqlRegistry:
             await session.close()
 
     async def forget(self, sink_id: str) -> bool:
-        """Deletes the row, which fences whoever has the sink open. False if there is none."""
+        """Deletes the row, which fences whoever has the sink open, and its stages. False if there is none."""
         session = await self._connect()
         try:
-            return await self._rows.forget(session, sink_id)
+            is_known = await self._rows.forget(session, sink_id)
+            for stage in await self._dialect.stages(session, stage_prefix(sink_id)):
+                await session.execute(f"DROP TABLE {self._dialect.quote_table(stage)}")
+            return is_known
         except SqlFailure as failure:
             raise SinkError(f"{sink_id!r} was not forgotten: {failure}") from failure
         finally:
@@ -92,9 +104,5 @@ class SqlRegistry:
 
 
 def _nobody(session: SqlSession) -> Holder:
-    import os
-    import socket
-    from datetime import UTC, datetime
-
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return Holder(Owner(socket.gethostname(), os.getpid(), "adopt", since), session.session_id, LABEL)

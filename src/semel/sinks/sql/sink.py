@@ -39,10 +39,10 @@ from semel.sinks.sql.merge import Merge
 from semel.sinks.sql.names import (
     DEAD_LETTERS_TABLE,
     MERGE_TABLE,
-    STAGE_PREFIX,
     WRITER_COLUMN,
     TableName,
     sink_key,
+    stage_prefix,
 )
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
 from semel.sinks.sql.tables import make_table
@@ -58,8 +58,8 @@ logger = logging.getLogger(__name__)
 PREDECESSOR_GRACE_S: Final = 2.0
 TAKE_TIMEOUT_S: Final = 10.0
 MAX_OPEN_ATTEMPTS: Final = 5
-# A staged commit that lost a deadlock is tried again: the staged rows are still there.
-MAX_COMMIT_ATTEMPTS: Final = 4
+# A staged commit that lost a deadlock is tried again, so many times.
+MAX_CONFLICTS: Final = 5
 RECONNECT_BACKOFF_S: Final = 0.1
 MAX_RECEIPTS: Final = 10_000
 
@@ -174,6 +174,7 @@ class SqlSink(TransactionalSink):
                     self._owner_number = await self._rows.take(session, row, self._holder(session))
                     await session.commit()
                     await self._end_writers(session)
+                    await session.set_lock_timeout(self.settings.commit_timeout)
                     return row
             except SqlFailure as failure:
                 if failure.cause not in (Cause.LOCKED, Cause.CONFLICT):
@@ -210,7 +211,7 @@ class SqlSink(TransactionalSink):
 
     async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
         """Tables of our own, made once: named for the sink and the columns, so that they never change."""
-        prefix = f"{STAGE_PREFIX}{sink_key(self.sink_id)}_"
+        prefix = stage_prefix(self.sink_id)
         if self.strategy is Strategy.DIRECT:
             source = TableName(None, MERGE_TABLE)
             if layout.merges:
@@ -252,13 +253,20 @@ class SqlSink(TransactionalSink):
         assert self._layout is not None
         table = TableName(None, MERGE_TABLE) if self._layout.merges else self._layout.table
         return DirectPlan(
-            place, self._layout, self._dialect, self.settings, self.target.schema, session, table
+            place,
+            self._layout,
+            self._dialect,
+            self.settings,
+            self.target.schema,
+            self.metrics,
+            session,
+            table,
         )
 
     def _staged_plan(self, place: Place) -> WriterPlan:
         assert self._layout is not None
         return StagedPlan(
-            place, self._layout, self._dialect, self.settings, self.target.schema, self._stage,
+            place, self._layout, self._dialect, self.settings, self.target.schema, self.metrics, self._stage,
             self._dead_stage, f"{self._writers_prefix}{place.run}:{place.epoch}",
         )  # fmt: skip
 
@@ -301,23 +309,30 @@ class SqlSink(TransactionalSink):
         """Everything but COMMIT: rows and marker are in one open transaction of the session returned."""
         if self.strategy is Strategy.DIRECT:
             return await self._prepare_direct(marker, receipts)
-        for _ in range(MAX_COMMIT_ATTEMPTS - 1):
+        conflicts = 0
+        while True:
             try:
                 return await self._prepare_staged(marker, receipts)
             except SqlFailure as failure:
-                if failure.cause not in (Cause.CONFLICT, Cause.LOST):
+                conflicts += failure.cause is Cause.CONFLICT
+                if failure.cause not in (Cause.CONFLICT, Cause.LOST) or conflicts > MAX_CONFLICTS:
                     raise
+                # What was staged is still there, or its number will tell that it is not.
                 await self._drop_session()
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
-        return await self._prepare_staged(marker, receipts)
 
     async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None and self._layout is not None
         if self._is_spoiled or self._session is None:
             raise CommitFailed(f"epoch {marker.epoch} has lost its transaction: abort it and run it again")
+        promised = sum(receipt.rows for receipt in receipts)
+        if isinstance(self.plan, DirectPlan) and self.plan.loaded_rows != promised:
+            raise CommitFailed(
+                f"the transaction holds {self.plan.loaded_rows} rows and the receipts promise {promised}: "
+                f"the writer was not finished. Abort the epoch and run it again"
+            )
         if self._layout.merges:
-            moved = await self._merge.move(self._session, None)
-            _check_count(moved, sum(receipt.rows for receipt in receipts), self._layout.table)
+            _check_count(await self._merge.move(self._session, None), promised, self._layout.table)
         await self._mark(self._session, marker)
         return self._session
 
@@ -545,8 +560,8 @@ def _check_count(moved: int, promised: int, where: TableName) -> None:
     if moved != promised:
         raise CommitFailed(
             f"the writers' receipts promise {promised} rows in {where}, and {moved} are there: the server "
-            f"was restarted or has failed over since (staging tables do not survive that), or a writer is "
-            f"broken. Nothing was committed; abort the epoch and run it again"
+            f"was restarted or has failed over since (staging tables do not survive that), or a trigger "
+            f"drops rows. Nothing was committed; abort the epoch and run it again"
         )
 
 

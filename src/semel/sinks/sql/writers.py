@@ -6,17 +6,19 @@ attempts that failed, ran twice or woke up late are there and yet belong to no r
 """
 
 import json
+from abc import abstractmethod
 from typing import Final
 
 import pyarrow as pa
 
 from semel.errors import ConfigError
 from semel.sinks.errors import ConnectionLost, SinkError, WriteFailed
+from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
-from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.dialect import Dialect, Loaded, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.rows import Shaper
@@ -38,39 +40,73 @@ class BufferingWriter(Writer):
     """Gathers rows up to a limit, and loads them in bulk."""
 
     def __init__(
-        self, place: Place, task: int, attempt: str, settings_max_buffered: int, shaper: Shaper
+        self, place: Place, task: int, attempt: str, max_buffered: int, shaper: Shaper, metrics: SinkMetrics
     ) -> None:
         self._place = place
         self._task = task
         self._attempt = attempt
-        self._max_buffered = settings_max_buffered
+        self._max_buffered = max_buffered
         self._shaper = shaper
+        self._metrics = metrics
         self._buffered: list[pa.Table] = []
         self._buffered_rows = 0
         self._buffered_bytes = 0
-        self._rows = 0
+        self._is_spoiled = False
+        self.rows = 0
         self._bytes = 0
 
     async def write(self, rows: Rows) -> None:
-        table = self._shaper.shape(rows)
-        self._buffered.append(table)
-        self._buffered_rows += table.num_rows
-        self._buffered_bytes += table.nbytes
-        if self._buffered_rows >= self._max_buffered or self._buffered_bytes >= MAX_BUFFERED_BYTES:
-            await self._flush()
+        self._refuse_if_spoiled()
+        try:
+            table = self._shaper.shape(rows)
+            self._buffered.append(table)
+            self._count(table.num_rows, table.nbytes)
+            if self._buffered_rows >= self._max_buffered or self._buffered_bytes >= MAX_BUFFERED_BYTES:
+                await self._flush()
+        except BaseException:
+            self._is_spoiled = True
+            raise
+
+    async def finish(self) -> Receipt:
+        self._refuse_if_spoiled()
+        self._is_spoiled = True  # it is used once
+        await self._flush()
+        return await self._finished()
+
+    async def cancel(self) -> None:
+        self._is_spoiled = True
+        self._empty()
 
     async def _flush(self) -> None:
         if not self._buffered_rows:
             return
         table = pa.concat_tables(self._buffered, promote_options="permissive")
-        self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
+        self._empty()
         try:
             await self._load(table)
         except SqlFailure as failure:
             raise write_error(failure) from failure
 
+    def _count(self, rows: int, size_bytes: int) -> None:
+        self._buffered_rows += rows
+        self._buffered_bytes += size_bytes
+        self._metrics.buffered_rows += rows
+
+    def _empty(self) -> None:
+        self._buffered = []
+        self._count(-self._buffered_rows, -self._buffered_bytes)
+
+    def _refuse_if_spoiled(self) -> None:
+        if self._is_spoiled:
+            raise WriteFailed("this writer has failed, or is finished: its epoch is to be aborted")
+
+    @abstractmethod
     async def _load(self, table: pa.Table) -> None:
-        raise NotImplementedError
+        """Sends rows to the server."""
+
+    @abstractmethod
+    async def _finished(self) -> Receipt:
+        """The receipt, when all rows are there."""
 
 
 class DirectWriter(BufferingWriter):
@@ -78,26 +114,21 @@ class DirectWriter(BufferingWriter):
 
     def __init__(
         self, place: Place, task: int, attempt: str, max_buffered: int, shaper: Shaper,
-        session: SqlSession, table: TableName, columns: tuple[Column, ...],
+        metrics: SinkMetrics, session: SqlSession, table: TableName, columns: tuple[Column, ...],
     ) -> None:  # fmt: skip
-        super().__init__(place, task, attempt, max_buffered, shaper)
+        super().__init__(place, task, attempt, max_buffered, shaper, metrics)
         self._session = session
         self._table = table
         self._columns = columns
 
     async def _load(self, table: pa.Table) -> None:
         loaded = await self._session.load(self._table, self._columns, table, None)
-        if loaded.rows != table.num_rows:
-            raise SqlFailure(f"{table.num_rows} rows were sent and {loaded.rows} taken", Cause.OTHER)
-        self._rows += loaded.rows
+        _check_taken(loaded, table)
+        self.rows += loaded.rows
         self._bytes += loaded.bytes
 
-    async def finish(self) -> Receipt:
-        await self._flush()
-        return Receipt(self._place, self._task, self._attempt, self._rows, self._bytes)
-
-    async def cancel(self) -> None:
-        self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
+    async def _finished(self) -> Receipt:
+        return Receipt(self._place, self._task, self._attempt, self.rows, self._bytes)
 
 
 class DirectPlan(WriterPlan):
@@ -105,32 +136,38 @@ class DirectPlan(WriterPlan):
 
     def __init__(
         self, place: Place, layout: Layout, dialect: Dialect, settings: SinkSettings,
-        schema: pa.Schema | None, session: SqlSession, table: TableName,
+        schema: pa.Schema | None, metrics: SinkMetrics, session: SqlSession, table: TableName,
     ) -> None:  # fmt: skip
         self.place = place
         self._layout = layout
         self._dialect = dialect
         self._settings = settings
         self._schema = schema
+        self._metrics = metrics
         self._session = session
         self._table = table
-        self._given = False
+        self._writer: DirectWriter | None = None
+
+    @property
+    def loaded_rows(self) -> int:
+        """What is in the transaction, whether or not its writer has given a receipt."""
+        return self._writer.rows if self._writer is not None else 0
 
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
         if tasks != 1:
             raise ConfigError(
                 f"strategy 'direct' has one writer, and this is one of {tasks}: use strategy 'staged'"
             )
-        if self._given:
+        if self._writer is not None:
             raise WriteFailed(
                 "the epoch has had its one writer (strategy 'direct'): abort it and begin it again"
             )
-        self._given = True
         shaper = Shaper(self._layout, self._dialect, self._schema)
-        return DirectWriter(
-            self.place, task, attempt, self._settings.max_buffered, shaper, self._session, self._table,
-            self._layout.staged,
+        self._writer = DirectWriter(
+            self.place, task, attempt, self._settings.max_buffered, shaper, self._metrics, self._session,
+            self._table, self._layout.staged,
         )  # fmt: skip
+        return self._writer
 
     def __reduce__(self) -> tuple[object, ...]:
         raise ConfigError(
@@ -144,7 +181,7 @@ class StagedPlan(WriterPlan):
 
     def __init__(
         self, place: Place, layout: Layout, dialect: Dialect, settings: SinkSettings,
-        schema: pa.Schema | None, stage: TableName, dead_stage: TableName, label: str,
+        schema: pa.Schema | None, metrics: SinkMetrics, stage: TableName, dead_stage: TableName, label: str,
     ) -> None:  # fmt: skip
         self.place = place
         self._layout = layout
@@ -152,6 +189,7 @@ class StagedPlan(WriterPlan):
         self._max_buffered = settings.max_buffered
         self._on_bad_row = settings.on_bad_row
         self._schema = schema
+        self._metrics = metrics
         self._stage = stage
         self._dead_stage = dead_stage
         self._label = label
@@ -159,8 +197,9 @@ class StagedPlan(WriterPlan):
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
         shaper = Shaper(self._layout, self._dialect, self._schema)
         return StagedWriter(
-            self.place, task, attempt, self._max_buffered, shaper, self._dialect, self._label, self._stage,
-            self._layout.staged, self._dead_stage if self._on_bad_row is OnBadRow.DEAD_LETTER else None,
+            self.place, task, attempt, self._max_buffered, shaper, self._metrics, self._dialect, self._label,
+            self._stage, self._layout.staged,
+            self._dead_stage if self._on_bad_row is OnBadRow.DEAD_LETTER else None,
         )  # fmt: skip
 
 
@@ -168,10 +207,11 @@ class StagedWriter(BufferingWriter):
     """One attempt at one task, with a connection of its own that is made when there are rows."""
 
     def __init__(
-        self, place: Place, task: int, attempt: str, max_buffered: int, shaper: Shaper, dialect: Dialect,
-        label: str, stage: TableName, columns: tuple[Column, ...], dead_stage: TableName | None,
+        self, place: Place, task: int, attempt: str, max_buffered: int, shaper: Shaper,
+        metrics: SinkMetrics, dialect: Dialect, label: str, stage: TableName, columns: tuple[Column, ...],
+        dead_stage: TableName | None,
     ) -> None:  # fmt: skip
-        super().__init__(place, task, attempt, max_buffered, shaper)
+        super().__init__(place, task, attempt, max_buffered, shaper, metrics)
         self._dialect = dialect
         self._label = label
         self._stage = stage
@@ -191,9 +231,8 @@ class StagedWriter(BufferingWriter):
 
     async def _stage_rows(self, session: SqlSession, table: pa.Table) -> None:
         loaded = await session.load(self._stage, self._columns, table, self._stamp)
-        if loaded.rows != table.num_rows:
-            raise SqlFailure(f"{table.num_rows} rows were sent and {loaded.rows} taken", Cause.OTHER)
-        self._rows += loaded.rows
+        _check_taken(loaded, table)
+        self.rows += loaded.rows
         self._bytes += loaded.bytes
 
     async def _stage_good_rows(self, session: SqlSession, table: pa.Table, dead_stage: TableName) -> None:
@@ -219,16 +258,15 @@ class StagedWriter(BufferingWriter):
         await session.load(dead_stage, columns, letter, self._stamp)
         self._dead_letters += 1
 
-    async def finish(self) -> Receipt:
-        await self._flush()
+    async def _finished(self) -> Receipt:
         await self._let_go()
         return Receipt(
-            self._place, self._task, self._attempt, self._rows, self._bytes, self._dead_letters,
-            {str(self._stage): self._rows},
+            self._place, self._task, self._attempt, self.rows, self._bytes, self._dead_letters,
+            {str(self._stage): self.rows},
         )  # fmt: skip
 
     async def cancel(self) -> None:
-        self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
+        await super().cancel()
         await self._let_go()
 
     async def _let_go(self) -> None:
@@ -242,6 +280,14 @@ def dead_letter_columns(dialect: Dialect) -> tuple[Column, ...]:
         Column("row_text", "row_text", dialect.text_type),
         Column("reason", "reason", dialect.text_type),
     )
+
+
+def _check_taken(loaded: Loaded, table: pa.Table) -> None:
+    if loaded.rows != table.num_rows:
+        raise SqlFailure(
+            f"{table.num_rows} rows were sent and {loaded.rows} were taken; a trigger may drop some",
+            Cause.OTHER,
+        )
 
 
 def write_error(failure: SqlFailure) -> SinkError:
