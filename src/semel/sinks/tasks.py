@@ -95,10 +95,10 @@ class TargetTask:
         assert context is not None
         homeless = context.partitionId() % self._partition_count
         for batch in batches:
-            targets = self._targets(batch, homeless)
+            targets = self.targets(batch, homeless)
             yield batch.append_column(TARGET_COLUMN, pa.array(targets, pa.int32()))
 
-    def _targets(self, batch: pa.RecordBatch, homeless: int) -> Ints:
+    def targets(self, batch: pa.RecordBatch, homeless: int) -> Ints:
         layout = self._layout
         if layout.topic is not None:
             names = binary_column(column(batch, layout.topic, "topic"), layout.topic)

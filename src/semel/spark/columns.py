@@ -1,10 +1,15 @@
-"""The columns of a DataFrame, checked against what a sink will ask for: before anything is written."""
+"""The columns of a DataFrame, checked against what a sink will ask for: before anything is written.
+
+Kafka is checked here. A database knows the types of its table when it is opened, and is told what to expect.
+"""
 
 from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigError
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import TransactionalSink
+from semel.sinks.sql.sink import SqlSink
+from semel.sinks.sql.target import Strategy
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -16,8 +21,13 @@ TIMES: Final = ("timestamp", "timestamp_ntz", "bigint")
 
 def check_columns(schema: "StructType", sink: TransactionalSink) -> None:
     """Raises ConfigError if a column is missing or of a wrong type."""
-    if not isinstance(sink, KafkaSink):
-        return
+    if isinstance(sink, KafkaSink):
+        _check_kafka(schema, sink)
+    elif isinstance(sink, SqlSink):
+        _prepare_sql(schema, sink)
+
+
+def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
     layout = sink.layout
     _require(schema, "value", layout.value, TEXT)
     _require(schema, "key", layout.key, TEXT)
@@ -25,6 +35,17 @@ def check_columns(schema: "StructType", sink: TransactionalSink) -> None:
     _require(schema, "partition", layout.partition, INTEGERS)
     _require(schema, "timestamp", layout.timestamp, TIMES)
     _require(schema, "headers", layout.headers, ("array", "map"))
+
+
+def _prepare_sql(schema: "StructType", sink: SqlSink) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if sink.strategy is not Strategy.STAGED:
+        raise ConfigError(
+            "the tasks of Spark are not in this process: make the sink with strategy='staged', where they "
+            "stage rows and the driver moves them in one transaction"
+        )
+    sink.expect(to_arrow_schema(schema))
 
 
 def _require(schema: "StructType", role: str, column: str | None, types: tuple[str, ...]) -> None:

@@ -86,7 +86,7 @@ class EpochRunner:
         origin = Origin(_query_id(batch), offsets.digest)
         source = self._source_offsets(offsets.by_topic())
         # All are asked before one of them writes.
-        plans = [(sink, sink.begin(batch_id, origin)) for sink in self.sinks]
+        plans = [(sink, self._begin(sink, batch_id, origin)) for sink in self.sinks]
         pending = [(sink, plan) for sink, plan in plans if plan is not None]
         if not pending:
             self._skip(batch, batch_id)
@@ -114,6 +114,14 @@ class EpochRunner:
 
     # One sink
 
+    def _begin(self, sink: BlockingSink, batch_id: int, origin: Origin) -> WriterPlan | None:
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return sink.begin(batch_id, origin)
+            except ConnectionLost as error:
+                self._require_another_attempt(error, attempt, batch_id)
+        raise AssertionError("the last attempt raises")
+
     def _write(
         self,
         batch: "DataFrame",
@@ -132,7 +140,7 @@ class EpochRunner:
                 self._require_another_attempt(error, attempt, batch_id)
                 # Only if the abort is accepted is it certain that no one has replaced us.
                 sink.abort(batch_id, str(error))
-            again = sink.begin(batch_id, origin)
+            again = self._begin(sink, batch_id, origin)
             assert again is not None, "an epoch that was aborted is committed"
             plan = again
 

@@ -22,7 +22,7 @@ import semel.spark
 from semel.client.shared_transaction import SharedTransaction
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
-from semel.sinks.receipts import Receipt
+from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import SourceOffsets, TransactionalSink
 
 BATCH_RECORDS = 40
@@ -67,10 +67,10 @@ class MortalKafkaSink(KafkaSink):
         self._is_open = True
         return marker
 
-    async def _begin(self, epoch: int) -> KafkaPlan:
+    async def _begin(self, place: Place) -> KafkaPlan:
         self._fate.begun()
         self._fate.at("before_begin")
-        return await super()._begin(epoch)
+        return await super()._begin(place)
 
     async def _commit(
         self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None

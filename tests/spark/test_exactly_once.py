@@ -1,0 +1,515 @@
+"""`exactly_once` on a session that nothing kills: what is checked, written, skipped, and run again."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from broker_process import BrokerProcess
+from pyspark.sql import functions as F  # noqa: N812 - as everyone does
+from spark_cases import (
+    Row,
+    add_partitions,
+    committed_records,
+    create_topic,
+    produce,
+    produce_transaction,
+)
+
+import semel.spark
+from semel.client.cluster import Cluster
+from semel.client.group_offsets import fetch_offsets
+from semel.client.groups import delete_group
+from semel.client.metadata import TopicPartition
+from semel.errors import ConfigError, SemelError
+from semel.sinks.errors import FencedOut, InitFailed, MarkerMismatch, WriteFailed
+from semel.sinks.kafka import KafkaPlan, KafkaSink
+from semel.sinks.marker import Marker
+from semel.sinks.receipts import Place, Receipt
+from semel.sinks.sink import SourceOffsets, TransactionalSink
+from semel.wire.partitioner import partition_for_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS: Final = 120
+
+
+class Pipeline:
+    """An input topic, an output topic, and what a test does with them."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, name: str, directory: Path) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.name = name
+        self.source = f"{name}-in"
+        self.target = f"{name}-out"
+        self.checkpoint = directory / "checkpoint"
+        create_topic(bootstrap, self.source, 3)
+        create_topic(bootstrap, self.target, 4)
+
+    def feed(self, start: int, stop: int) -> None:
+        produce(self.bootstrap, self.source, [Row(b"v%d" % i, b"k%d" % i) for i in range(start, stop)])
+
+    def read(self, per_batch: int = 50) -> DataFrame:
+        return semel.spark.read(self.spark, self.bootstrap, self.source, maxOffsetsPerTrigger=per_batch)
+
+    def sink(self, **options: Any) -> KafkaSink:
+        return KafkaSink(self.bootstrap, self.target, **options)
+
+    def start(
+        self,
+        sink: TransactionalSink | list[TransactionalSink] | None = None,
+        df: DataFrame | None = None,
+        trigger: str | None = "availableNow",
+    ) -> semel.spark.PipelineQuery:
+        pipeline = semel.spark.exactly_once(
+            self.read() if df is None else df, sink or self.sink(), name=self.name, checkpoint=self.checkpoint
+        )
+        return pipeline.start(trigger)
+
+    def run(
+        self, sink: TransactionalSink | list[TransactionalSink] | None = None, df: DataFrame | None = None
+    ) -> semel.spark.PipelineQuery:
+        """To the end of the input."""
+        query = self.start(sink, df)
+        query.awaitTermination()
+        return query
+
+    def content(self, topic: str | None = None) -> Counter[bytes | None]:
+        return Counter(record.value for _, record in committed_records(self.bootstrap, topic or self.target))
+
+    def check(self, stop: int, topic: str | None = None) -> None:
+        """All values up to here, each once."""
+        assert self.content(topic) == Counter(b"v%d" % i for i in range(stop))
+
+    def forget_last_commit(self) -> int:
+        """What a crash between the sink's commit and Spark's commit log leaves behind."""
+        batch = max(
+            int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdecimal()
+        )
+        for path in (self.checkpoint / "commits").glob(f"*{batch}*"):
+            path.unlink()
+        return batch
+
+
+@pytest.fixture
+def pipeline(
+    spark: SparkSession, shared_broker: BrokerProcess, topic: str, tmp_path: Path
+) -> Iterator[Pipeline]:
+    yield Pipeline(spark, shared_broker.bootstrap, topic, tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+# What is refused before anything is written
+
+
+def refused(df: DataFrame, sink: Any, match: str, **arguments: Any) -> None:
+    given = {"name": "p", "checkpoint": "/nowhere", **arguments}
+    with pytest.raises(ConfigError, match=match):
+        semel.spark.exactly_once(df, sink, **given)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_opened(pipeline: Pipeline) -> None:
+    df, sink = pipeline.read(), pipeline.sink()
+    refused(df, sink, "needs a name", name="")
+    refused(df, sink, "needs a name", name=None)
+    refused(df, sink, "needs a name", name="a/b")
+    refused(df, sink, "needs checkpoint", checkpoint="")
+    refused(df, sink, "output_mode", output_mode="overwrite")
+    refused(df, [], "give a sink")
+    refused(df, [sink, sink], "twice")
+    refused(pipeline.spark.range(3), sink, "does not stream")
+    refused(df.select("value"), sink, "no column 'key'.*key=None")
+    refused(df.select("key", F.col("offset").alias("value")), sink, "'value' is of type bigint")
+    refused(df, pipeline.sink(partition_column="topic"), "'topic' is of type string")
+    refused(df, pipeline.sink(topic_column="nowhere"), "no column 'nowhere'")
+
+
+@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "5 minutes"}, {"never": True}])
+def test_triggers_without_batches_are_refused(pipeline: Pipeline, trigger: dict[str, Any]) -> None:
+    built = semel.spark.exactly_once(
+        pipeline.read(), pipeline.sink(), name=pipeline.name, checkpoint=pipeline.checkpoint
+    )
+    with pytest.raises(ConfigError, match="trigger"):
+        built.start(trigger)
+    assert not pipeline.checkpoint.exists()
+
+
+def test_sinks_that_cannot_be_opened_stop_the_pipeline_before_any_of_them_writes(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    nowhere = KafkaSink(pipeline.bootstrap, "no-such-topic")
+    slow = pipeline.sink(transaction_timeout=10_000_000.0)
+    for wrong, match in ((nowhere, "no-such-topic"), (slow, "transaction_timeout")):
+        with pytest.raises(InitFailed, match=match):
+            pipeline.start([pipeline.sink(), wrong])
+    assert not pipeline.checkpoint.exists()
+    assert pipeline.content() == Counter()
+
+
+# Writing
+
+
+def test_every_record_arrives_once_in_the_partition_of_its_key(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    query = pipeline.run()
+    assert query.attempts == 3
+    found = committed_records(pipeline.bootstrap, pipeline.target)
+    expected = {(b"k%d" % i, b"v%d" % i, partition_for_key(b"k%d" % i, 4)) for i in range(ROWS)}
+    assert len(found) == ROWS
+    assert {(record.key, record.value, partition) for partition, record in found} == expected
+
+
+def test_the_source_offsets_are_committed_for_tools_that_show_lag(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    offsets = asyncio.run(_group_offsets(pipeline, pipeline.name, pipeline.source, 3))
+    assert sum(offsets.values()) == ROWS
+
+
+async def _group_offsets(pipeline: Pipeline, group: str, topic: str, partitions: int) -> dict[int, int]:
+    wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
+    async with Cluster(pipeline.bootstrap) as cluster:
+        found = await fetch_offsets(cluster, group, wanted)
+    return {where.partition: committed.offset for where, committed in found.items()}
+
+
+def test_rows_without_keys_are_written_by_as_many_tasks_as_there_are_partitions(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    df = pipeline.read(ROWS).repartition(7).select("value")
+    query = pipeline.run(pipeline.sink(key=None), df)
+    pipeline.check(ROWS)
+    assert query.attempts == 1
+    assert {partition for partition, _ in committed_records(pipeline.bootstrap, pipeline.target)} == {
+        0,
+        1,
+        2,
+        3,
+    }
+
+
+def test_a_partition_column_and_null_keys_find_their_partitions(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    number = F.substring(F.col("value").cast("string"), 2, 9).cast("int")
+    df = pipeline.read(ROWS).select(
+        "value",
+        F.when(number % 2 == 0, F.col("key")).alias("key"),
+        F.when(number % 3 == 0, F.lit(2)).alias("to"),
+    )
+    pipeline.run(pipeline.sink(partition_column="to"), df)
+    pipeline.check(ROWS)
+    for partition, record in committed_records(pipeline.bootstrap, pipeline.target):
+        i = int((record.value or b"")[1:])
+        if i % 3 == 0:
+            assert partition == 2
+        elif i % 2 == 0:
+            assert partition == partition_for_key(b"k%d" % i, 4)
+
+
+def test_batches_may_be_empty(pipeline: Pipeline) -> None:
+    query = pipeline.start(trigger="100 milliseconds")
+    query.processAllAvailable()
+    # Aborted records move the offsets, and give a batch without a row.
+    rows = [Row(b"aborted", b"k", partition=i % 3) for i in range(30)]
+    produce_transaction(
+        pipeline.bootstrap, pipeline.source, rows, commit=False, transactional_id=pipeline.name
+    )
+    query.processAllAvailable()
+    pipeline.feed(0, ROWS)
+    query.processAllAvailable()
+    query.stop()
+    pipeline.check(ROWS)
+    assert query.sinks[0].metrics.commits > ROWS // 50 + 1, "no batch was empty"
+
+
+def test_partitions_that_are_added_to_the_output_lose_and_double_nothing(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    query = pipeline.start(trigger="100 milliseconds")
+    query.processAllAvailable()
+    add_partitions(pipeline.bootstrap, pipeline.target, 6)
+    pipeline.feed(ROWS, 2 * ROWS)
+    query.processAllAvailable()
+    query.stop()
+    pipeline.feed(2 * ROWS, 3 * ROWS)
+    pipeline.run()
+    pipeline.check(3 * ROWS)
+    used = {partition for partition, _ in committed_records(pipeline.bootstrap, pipeline.target)}
+    assert used == set(range(6))
+
+
+# Replays
+
+
+def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    pipeline.forget_last_commit()
+    pipeline.feed(ROWS, 2 * ROWS)
+    query = pipeline.run()
+    assert query.skipped == 1
+    pipeline.check(2 * ROWS)
+
+
+def test_batch_0_is_skipped_like_any_other(pipeline: Pipeline) -> None:
+    pipeline.feed(0, 30)
+    pipeline.run()
+    assert pipeline.forget_last_commit() == 0
+    assert pipeline.run().skipped == 1
+    pipeline.check(30)
+
+
+def test_a_skipped_batch_of_a_stateful_query_is_executed_to_nowhere(pipeline: Pipeline) -> None:
+    def counts() -> DataFrame:
+        counted = pipeline.read().groupBy(F.substring("key", 1, 2).alias("key")).count()
+        return counted.select("key", F.concat_ws("=", "key", "count").alias("value"))
+
+    def run() -> semel.spark.PipelineQuery:
+        query = semel.spark.exactly_once(
+            counts(),
+            pipeline.sink(),
+            name=pipeline.name,
+            checkpoint=pipeline.checkpoint,
+            output_mode="update",
+        ).start("availableNow")
+        query.awaitTermination()
+        return query
+
+    pipeline.feed(0, ROWS)
+    run()
+    before = pipeline.content()
+    pipeline.forget_last_commit()
+    # Another number of shuffle partitions is not taken up by a query with state, and does no harm.
+    pipeline.spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        assert run().skipped == 1
+        assert pipeline.content() == before
+        pipeline.feed(0, ROWS)
+        run()
+    finally:
+        pipeline.spark.conf.set("spark.sql.shuffle.partitions", "2")
+    expected = Counter(b"k%d" % int(str(i)[:1]) for i in range(ROWS) for _ in range(2))
+    final = {key + b"=%d" % count for key, count in expected.items()}
+    assert final <= set(pipeline.content())
+
+
+def test_a_replay_that_is_cut_differently_writes_the_same_rows(pipeline: Pipeline) -> None:
+    """The first life fails after its tasks have written; the second has more partitions, and others."""
+    pipeline.feed(0, ROWS)
+    with pytest.raises(SemelError, match="not today"):
+        pipeline.run(Vetoing(pipeline, batch_id=0), pipeline.read(ROWS).repartition(2))
+    assert pipeline.content() == Counter()
+    pipeline.run(df=pipeline.read(ROWS).repartition(5, "value"))
+    pipeline.check(ROWS)
+
+
+class Vetoing(KafkaSink):
+    """Fails for good when it is to commit a batch, after the tasks have written."""
+
+    def __init__(self, pipeline: Pipeline, batch_id: int) -> None:
+        super().__init__(pipeline.bootstrap, pipeline.target)
+        self._vetoed = batch_id
+
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        if marker.epoch == self._vetoed:
+            raise WriteFailed("not today", is_permanent=True)
+        await super()._commit(marker, receipts, source_offsets)
+
+
+# Checkpoints and markers that do not belong together
+
+
+def fails(pipeline: Pipeline, match: str) -> None:
+    before = pipeline.content()
+    with pytest.raises(MarkerMismatch, match=match):
+        pipeline.run()
+    assert pipeline.content() == before
+
+
+def test_a_wiped_checkpoint_is_an_error(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    shutil.rmtree(pipeline.checkpoint)
+    fails(pipeline, "wiped.*semel sink adopt")
+
+
+def test_a_checkpoint_that_was_rolled_back_is_an_error_if_it_has_read_on_differently(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    batch = pipeline.forget_last_commit()
+    for path in (pipeline.checkpoint / "offsets").glob(f"*{batch}*"):
+        path.unlink()
+    pipeline.feed(ROWS, 2 * ROWS)
+    fails(pipeline, "other source offsets")
+
+
+def test_a_checkpoint_that_was_rolled_back_further_is_an_error(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    old = pipeline.checkpoint.with_name("old")
+    pipeline.run(df=pipeline.read(30))
+    shutil.copytree(pipeline.checkpoint, old)
+    pipeline.feed(ROWS, 2 * ROWS)
+    pipeline.run(df=pipeline.read(30))
+    pipeline.checkpoint = old
+    fails(pipeline, "rolled back")
+
+
+def test_a_checkpoint_that_was_copied_to_another_name_is_an_error(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    pipeline.name = f"{pipeline.name}-copy"
+    pipeline.feed(ROWS, 2 * ROWS)
+    fails(pipeline, "no marker.*renamed")
+
+
+def test_a_lost_marker_is_an_error(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    pipeline.run()
+    asyncio.run(_delete_group(pipeline.bootstrap, f"{pipeline.name}.epoch"))
+    pipeline.feed(ROWS, 2 * ROWS)
+    fails(pipeline, "no marker")
+
+
+async def _delete_group(bootstrap: str, group: str) -> None:
+    async with Cluster(bootstrap) as cluster:
+        await delete_group(cluster, group)
+
+
+def test_a_second_driver_of_the_same_name_fences_the_first(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    first = pipeline.start(trigger="100 milliseconds")
+    first.processAllAvailable()
+    asyncio.run(_take(pipeline))
+    pipeline.feed(ROWS, 2 * ROWS)
+    with pytest.raises(FencedOut, match="process"):
+        first.awaitTermination(60)
+    pipeline.check(ROWS)
+    pipeline.run()
+    pipeline.check(2 * ROWS)
+
+
+async def _take(pipeline: Pipeline) -> None:
+    async with pipeline.sink() as other:
+        await other.open(pipeline.name)
+
+
+# Failures
+
+
+class Flaky(KafkaSink):
+    """Fails to commit the first so many times, as after a lost connection."""
+
+    def __init__(self, pipeline: Pipeline, failures: int) -> None:
+        super().__init__(pipeline.bootstrap, pipeline.target)
+        self.failures_left = failures
+        self.places: list[Place] = []
+
+    async def _begin(self, place: Place) -> KafkaPlan:
+        self.places.append(place)
+        return await super()._begin(place)
+
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        if self.failures_left:
+            self.failures_left -= 1
+            # What tasks have written is not covered by the receipts: the sink must refuse, and be run again.
+            receipts = receipts[1:]
+        await super()._commit(marker, receipts, source_offsets)
+
+
+def test_a_spoiled_epoch_is_aborted_and_run_again(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    sink = Flaky(pipeline, failures=2)
+    query = pipeline.run(sink)
+    assert query.attempts == 5
+    assert [place.epoch for place in sink.places] == [0, 0, 0, 1, 2]
+    assert sink.metrics.aborts == 2
+    pipeline.check(ROWS)
+
+
+def test_an_error_of_user_code_is_raised_at_once_and_leaves_no_row(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+
+    @F.udf("string")
+    def strict(value: bytes) -> str:
+        if value == b"v119":
+            raise ValueError("119 is not allowed")
+        return value.decode()
+
+    df = pipeline.read(ROWS).select("key", strict("value").alias("value"))
+    query = pipeline.start(df=df)
+    with pytest.raises(Exception, match="119 is not allowed"):
+        query.awaitTermination()
+    assert query.attempts == 1
+    assert pipeline.content() == Counter()
+    pipeline.run()
+    pipeline.check(ROWS)
+
+
+def test_a_stop_in_the_midst_of_a_batch_leaves_no_row(pipeline: Pipeline, tmp_path: Path) -> None:
+    pipeline.feed(0, ROWS)
+    begun = tmp_path / "begun"
+
+    @F.udf("binary")
+    def slow(value: bytes) -> bytes:
+        import time
+
+        begun.touch()
+        time.sleep(0.5)
+        return value
+
+    query = pipeline.start(df=pipeline.read(ROWS).select("key", slow("value").alias("value")))
+    while not begun.exists():
+        query.awaitTermination(0.05)
+    query.stop()
+    assert not query.isActive
+    assert pipeline.content() == Counter()
+    pipeline.run()
+    pipeline.check(ROWS)
+
+
+# Several sinks
+
+
+def test_several_sinks_get_the_same_rows_from_one_evaluation(pipeline: Pipeline) -> None:
+    second = f"{pipeline.target}-2"
+    create_topic(pipeline.bootstrap, second, 2)
+    pipeline.feed(0, ROWS)
+    evaluated = pipeline.spark.sparkContext.accumulator(0)
+
+    @F.udf("binary")
+    def counted(value: bytes) -> bytes:
+        evaluated.add(1)
+        return value
+
+    df = pipeline.read().select("key", counted("value").alias("value"))
+    pipeline.run([pipeline.sink(), KafkaSink(pipeline.bootstrap, second)], df)
+    pipeline.check(ROWS)
+    pipeline.check(ROWS, second)
+    assert evaluated.value == ROWS
+
+
+def test_a_sink_that_leads_by_a_batch_waits_for_the_others(pipeline: Pipeline) -> None:
+    second = f"{pipeline.target}-2"
+    create_topic(pipeline.bootstrap, second, 2)
+    pipeline.feed(0, ROWS)
+    last = Vetoing(pipeline, batch_id=1)
+    last.topic = second
+    with pytest.raises(SemelError, match="not today"):
+        pipeline.run([pipeline.sink(), last])
+    assert sum(pipeline.content().values()) == 100, "the first sink has two batches"
+    assert sum(pipeline.content(second).values()) == 50, "the second has one"
+    query = pipeline.run([pipeline.sink(), KafkaSink(pipeline.bootstrap, second)])
+    assert query.sinks[0].metrics.skips == 1
+    pipeline.check(ROWS)
+    pipeline.check(ROWS, second)

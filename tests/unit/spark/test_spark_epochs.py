@@ -1,0 +1,119 @@
+"""What the driver and the tasks of `exactly_once` decide, without a Spark."""
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from semel.client.metadata import Address
+from semel.client.shared_transaction import TransactionHandle
+from semel.errors import ConfigError
+from semel.sinks.claims import ClaimAddress
+from semel.sinks.kafka import KafkaPlan, RecordLayout
+from semel.sinks.kafka.sink import KafkaSink
+from semel.sinks.receipts import Place
+from semel.sinks.tasks import TargetTask, WriteTask
+from semel.spark.checkpoint import parse_offsets, source_bootstrap
+from semel.spark.pipeline import sink_id
+from semel.wire.partitioner import partition_for_key
+
+METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
+
+
+def offsets_text(time_ms: int, *sources: str) -> str:
+    return "\n".join(["v1", METADATA % time_ms, *sources])
+
+
+def test_the_digest_is_of_the_sources_offsets_and_not_of_the_time_of_planning() -> None:
+    first = parse_offsets(offsets_text(1, '{"orders":{"0":12}}'))
+    again = parse_offsets(offsets_text(2, '{"orders":{"0":12}}'))
+    other = parse_offsets(offsets_text(1, '{"orders":{"0":13}}'))
+    assert first.digest == again.digest
+    assert first.digest != other.digest
+
+
+def test_the_digest_tells_sources_apart() -> None:
+    assert (
+        parse_offsets(offsets_text(1, "1", "23")).digest != parse_offsets(offsets_text(1, "12", "3")).digest
+    )
+
+
+def test_offsets_of_several_topics_are_taken_together_and_those_of_other_sources_left_out() -> None:
+    found = parse_offsets(
+        offsets_text(1, '{"a":{"0":1,"1":2}}', "7", "-", '{"b":{"0":3}}', '{"logOffset":4}')
+    )
+    assert found.by_topic() == {"a": {0: 1, 1: 2}, "b": {0: 3}}
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "v1"])
+def test_a_file_that_is_no_offsets_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="no format"):
+        parse_offsets(text)
+
+
+def test_the_sources_cluster_is_known_if_there_is_one() -> None:
+    one, two = {"kafka.bootstrap.servers": "a:1"}, {"kafka.bootstrap.servers": "b:2"}
+    assert source_bootstrap([one, one]) == "a:1"
+    assert source_bootstrap([one, two]) is None
+    assert source_bootstrap([{"path": "x"}]) is None
+    assert source_bootstrap([]) is None
+
+
+def test_the_first_sink_has_the_pipelines_name_so_that_others_may_be_added() -> None:
+    assert [sink_id("totals", place) for place in range(3)] == ["totals", "totals/1", "totals/2"]
+
+
+def targets(
+    layout: RecordLayout, columns: dict[str, list[object]], partitions: int, homeless: int = 1
+) -> list[int]:
+    task = TargetTask(layout, "own", partitions)
+    found: list[int] = task.targets(pa.RecordBatch.from_pydict(columns), homeless).tolist()
+    return found
+
+
+def test_a_rows_target_is_its_key_s_partition_or_that_of_its_task() -> None:
+    found = targets(RecordLayout(), {"key": [b"a", None, b"b"], "value": [b"", b"", b""]}, 7, homeless=5)
+    assert found == [partition_for_key(b"a", 7), 5, partition_for_key(b"b", 7)]
+
+
+def test_a_partition_column_goes_before_the_key() -> None:
+    columns: dict[str, list[object]] = {"key": [b"a", b"a", None], "value": [b""] * 3, "p": [3, None, None]}
+    assert targets(RecordLayout(partition="p"), columns, 7) == [3, partition_for_key(b"a", 7), 1]
+
+
+def test_rows_of_one_topic_have_one_target_and_rows_without_one_that_of_the_sinks_own() -> None:
+    columns: dict[str, list[object]] = {
+        "key": [b"a", b"b", b"c", b"d"],
+        "value": [b""] * 4,
+        "t": ["x", "x", None, "own"],
+    }
+    found = targets(RecordLayout(topic="t"), columns, 7)
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert found[0] != found[2]
+
+
+def kafka_plan() -> KafkaPlan:
+    sink = KafkaSink("localhost:1", "out")
+    handle = TransactionHandle("localhost:1", "semel-sink.x", 1, 0, 2)
+    return KafkaPlan(Place("run", 0, 0), handle, sink._writer_settings, ClaimAddress(Address("h", 1), "t"))
+
+
+def test_executors_import_sinks_client_and_wire_alone() -> None:
+    tasks = [
+        WriteTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run,
+        TargetTask(RecordLayout(), "out", 4).run,
+    ]
+    program = (
+        "import pickle, sys; pickle.load(sys.stdin.buffer); "
+        "print(*sorted(name for name in sys.modules if name.startswith('semel')))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], input=cloudpickle.dumps(tasks), capture_output=True, check=True
+    ).stdout.decode()
+    allowed = ("semel.sinks", "semel.client", "semel.wire", "semel.errors", "semel.version")
+    strangers = [name for name in loaded.split() if name != "semel" and not name.startswith(allowed)]
+    assert "semel.sinks.tasks" in loaded
+    assert not strangers
