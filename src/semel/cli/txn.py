@@ -11,6 +11,7 @@ import click
 
 from semel.cli.options import bootstrap_option, complete_topic, run_with_cluster
 from semel.cli.tables import output_option, print_json, print_table
+from semel.cli.txn_recover import recover
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.transaction_admin import (
@@ -30,7 +31,7 @@ DURATION: Final = re.compile(r"(\d+)(ms|s|m|h|d)?")
 DEFAULT_LONGER_THAN: Final = "30m"
 TWO_PHASE_ADVICE: Final = (
     "A two-phase transaction may be prepared, and its other half committed elsewhere: let its application "
-    "recover, and abort it only if it never will."
+    "recover (`semel txn recover` does it for `semel.transaction`), and abort it only if it never will."
 )
 
 
@@ -45,6 +46,9 @@ def parse_duration_ms(text: str) -> int:
 @click.group
 def command() -> None:
     """See transactions, find those that block readers, and abort them."""
+
+
+command.add_command(recover)
 
 
 @command.command(name="list")

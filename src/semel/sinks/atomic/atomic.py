@@ -35,6 +35,7 @@ from semel.sinks.atomic.slot import Recovered, Slot
 from semel.sinks.errors import (
     BeginFailed,
     CommitFailed,
+    ConnectionLost,
     FencedOut,
     InitFailed,
     SinkError,
@@ -53,6 +54,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 10.0
+# How long the caller of a failed transaction waits to learn whether it was fenced.
+OWNER_PATIENCE_S: Final = 2.0
 
 
 def transaction(
@@ -171,7 +174,7 @@ class Atomic:
             for row in rows:
                 slot = self._make_slot(row, cluster_id)
                 self._slots.append(slot)
-                self._count(await slot.mend())
+                self._count(await self._recover(slot))
                 if row.slot < self.pool:
                     self._ready.put_nowait(slot)
                 else:
@@ -182,6 +185,13 @@ class Atomic:
             if isinstance(error, SinkError):
                 raise
             raise InitFailed(f"{self.name!r} could not be opened: {one_line(error)}") from error
+
+    async def _recover(self, slot: Slot) -> Recovered:
+        try:
+            return await slot.mend()
+        except psycopg.Error:
+            # Whoever fences ends sessions, too: a second look at the row tells that from a failure.
+            return await slot.mend()
 
     async def _take(self) -> list[SlotRow]:
         connection = await connect(self._postgres, self.settings, f"semel {self.name}"[:63])
@@ -232,6 +242,8 @@ class Atomic:
             yield AtomicTransaction(slot)
         except BaseException as error:
             await self._finish(self._drop(slot, error))
+            if self._fenced is not None and isinstance(error, (SemelError, psycopg.Error)):
+                raise self._fenced from error
             raise
         await self._finish(self._commit(slot))
 
@@ -239,22 +251,31 @@ class Atomic:
         self._require_owner()
         try:
             async with asyncio.timeout(self.settings.begin_timeout):
-                slot = await self._ready.get()
+                while True:
+                    slot = await self._ready.get()
+                    if self._fenced is not None:
+                        self._ready.put_nowait(slot)  # whoever else waits is to learn it, too
+                        raise self._fenced
+                    if await self._has_begun(slot):
+                        return slot
         except TimeoutError:
-            self._require_owner()
             raise BeginFailed(
                 f"all {self.pool} slots of {self.name!r} are in use, or wait for a server that is away: "
                 f"none came free within {self.settings.begin_timeout:g} s"
             ) from None
+
+    async def _has_begun(self, slot: Slot) -> bool:
+        """False if its session was lost meanwhile; nothing has happened yet, so another slot will do."""
         try:
-            self._require_owner()
             await slot.begin()
-        except BaseException as error:
+        except ConnectionLost as error:
+            log.info("a slot of %r is mended: %s", self.name, error)
             self._mend_later(slot)
-            if isinstance(error, SinkError) and not isinstance(error, FencedOut):
-                raise BeginFailed(str(error)) from error
+            return False
+        except BaseException:
+            self._mend_later(slot)
             raise
-        return slot
+        return True
 
     def _require_owner(self) -> None:
         if self._fenced is not None:
@@ -279,7 +300,7 @@ class Atomic:
 
     async def _drop(self, slot: Slot, why: BaseException) -> None:
         self.metrics.aborts += 1
-        if isinstance(why, FencedError):
+        if isinstance(why, FencedError) or slot.session.is_lost:
             await self._ask_owner(slot)
             return
         try:
@@ -362,9 +383,9 @@ class Atomic:
             raise CommitFailed(f"the transaction was not committed: {lost}") from lost
 
     async def _ask_owner(self, slot: Slot) -> None:
-        """Kafka says that someone took the id. Only the database knows whether that one lives."""
+        """Someone may have taken over: Kafka said so, or a session was ended. The row's owner tells."""
         mending = self._mend_later(slot)
-        await asyncio.wait({mending}, timeout=self.settings.commit_timeout)
+        await asyncio.wait({mending}, timeout=OWNER_PATIENCE_S)
 
     # Mending
 
@@ -380,6 +401,7 @@ class Atomic:
             except FencedOut as error:
                 self._fence(error)
                 await slot.drop()
+                self._ready.put_nowait(slot)
                 return None
             except (SemelError, psycopg.Error) as error:
                 log.info("a slot of %r is not mended yet: %s", self.name, one_line(error))

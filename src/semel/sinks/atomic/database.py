@@ -241,6 +241,11 @@ class SlotSession:
             raise ConnectionLost(f"slot {self._row.transactional_id!r} has no database session")
         return self._connection
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session has ended without being asked to."""
+        return self._connection is None or self._connection.closed
+
     async def open(self, cluster_id: str | None) -> Saved:
         """A new session that claims the slot's row. It waits for the end of the session before it."""
         self.drop()

@@ -163,9 +163,10 @@ class Slot:
         """
         await self.drop()
         saved = self.saved = await self.claim()
+        # Asked before, so that a process that slept does not fence its successor's producer; and after,
+        # because it may have slept just here, and must not decide by a row that it read before.
+        await self.look()
         producer, found = await self.resume(saved.pair)
-        # Only now: a process that slept before its InitProducerId has just fenced its successor, and must
-        # not decide by a row that it read before.
         await self.session.check_owner()
         recovered = await self.end(producer, found)
         await self.session.clear_pair()
@@ -175,6 +176,9 @@ class Slot:
 
     async def claim(self) -> Saved:
         return await self.session.open(self._cluster_id)
+
+    async def look(self) -> None:
+        await self.session.check_owner()
 
     async def resume(self, pair: ProducerIdentity | None) -> tuple[TransactionalProducer, Resumed]:
         producer = TransactionalProducer(self._cluster, self.row.transactional_id, self._options)
