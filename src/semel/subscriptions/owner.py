@@ -53,7 +53,7 @@ BUFFERED_RECORDS: Final = 2_000
 SETTLE_PAUSE_S: Final = 0.1
 IDLE_COMMIT_S: Final = 1.0
 """How long an offset that moved past what nobody has to see waits for a commit that takes it along."""
-DEAD_LETTER_PAUSE_MS: Final = 2_000
+DEAD_LETTER_PAUSE_S: Final = 2.0
 REJECTED_PAUSE_MS: Final = 100
 CLOSE_TIMEOUT_S: Final = 10.0
 
@@ -212,6 +212,10 @@ class PartitionOwner:
     # Records come in
 
     @property
+    def is_lost(self) -> bool:
+        return self.state is OwnerState.LOST
+
+    @property
     def wants_records(self) -> bool:
         return len(self._buffer) < BUFFERED_RECORDS // 2
 
@@ -238,11 +242,23 @@ class PartitionOwner:
     def _admit(self) -> None:
         window, buffer = self._window, self._buffer
         while buffer and window.has_room(buffer[0].offset):
-            window.admit(buffer.popleft())
+            record = buffer.popleft()
+            if self._is_dropped(record):
+                window.skip_to(record.offset + 1)
+            else:
+                window.admit(record)
         if buffer and window.needs_commit(buffer[0].offset):
             window.skip_to(buffer[0].offset)
             self.start(self._settle_and_admit())
+        self._commit_when_idle()
         self._changed()
+
+    def _is_dropped(self, record: Record) -> bool:
+        """Whether nobody here wants a record. A filter that fails is asked again when it is dealt."""
+        try:
+            return not self._is_wanted(record)
+        except Exception:
+            return False
 
     async def _settle_and_admit(self) -> None:
         await self.settle()
@@ -312,21 +328,19 @@ class PartitionOwner:
         return False
 
     def _passes(self, held: Held) -> bool:
-        """Whether a record is to be dealt: not one that is given up, or that the program does not want."""
+        """Whether a record is to be dealt: not one that is given up, or that the program's hooks fail on."""
         if held.attempts >= self.options.max_attempts:
             self.start(self._bury(held))
             return False
         try:
-            wanted = self._is_wanted(held.record)
-            if wanted and self.options.transform is not None:
+            if self.options.filter is not None:
+                self.options.filter(held.record)
+            if self.options.transform is not None:
                 held.shown = self.options.transform(held.record)
         except Exception as error:
             self.start(self.give_back([held], f"a hook failed: {error!r}", counts=True))
             return False
-        if not wanted:
-            self._window.acknowledge([held])
-            self._commit_when_idle()
-        return wanted
+        return True
 
     def _is_wanted(self, record: Record) -> bool:
         if record.headers and is_for_another(record, self._group_id):
@@ -347,14 +361,19 @@ class PartitionOwner:
         self, held: Sequence[Held], reason: str, *, counts: bool, delay_ms: int | None = None
     ) -> None:
         """Records are to be dealt again. What counts is a failed attempt, and durable when this returns."""
-        if self.state is OwnerState.LOST:
+        if self.is_lost:
             return
         if counts:
             self._window.fail(held, reason)
-        if delay_ms is None:
-            attempts = max(record.attempts for record in held) if counts else 0
-            delay_ms = self.options.backoff.delay_ms(attempts, random.random()) if attempts else 0
-        self._window.give_back(held, self.now_ms() + delay_ms if delay_ms else NOT_DUE)
+        dead = [each for each in held if each.attempts >= self.options.max_attempts]
+        alive = [each for each in held if each.attempts < self.options.max_attempts]
+        if alive:
+            if delay_ms is None:
+                attempts = max(each.attempts for each in alive) if counts else 0
+                delay_ms = self.options.backoff.delay_ms(attempts, random.random()) if attempts else 0
+            self._window.give_back(alive, self.now_ms() + delay_ms if delay_ms else NOT_DUE)
+        for each in dead:
+            self.start(self._bury(each))
         self._changed()
         self.step("returned")
         if counts:
@@ -363,35 +382,39 @@ class PartitionOwner:
     async def _bury(self, held: Held) -> None:
         """The dead-letter topic gets a record that has failed too often, by what acknowledges it."""
         topic = dead_letter_topic(self.options.dead_letter_topic, self.where.topic, self._group_id)
-        slot: TransactionalProducer | None = None
+        while not self.is_lost:
+            try:
+                await self._bury_once(held, topic)
+                return
+            except SemelError as error:
+                if self.is_lost:
+                    return
+                log.warning("%s offset %d is not in %r yet: %s", self.where, held.offset, topic, error)
+            await asyncio.sleep(DEAD_LETTER_PAUSE_S)
+
+    async def _bury_once(self, held: Held, topic: str) -> None:
+        await self._ensure_topic(topic)
+        slot = await self.borrow()
+        record = held.record
+        headers = dead_letter_headers(record, self.where, self._group_id, held.attempts, held.cause)
         try:
-            await self._ensure_topic(topic)
-            slot = await self.borrow()
-            record = held.record
-            headers = dead_letter_headers(record, self.where, self._group_id, held.attempts, held.cause)
             await slot.send(topic, record.value, key=record.key, headers=headers)
             await slot.flush()
             self.step("dead-published")
             await self.commit(slot, [held])
-            log.warning(
-                "%s offset %d has failed %d times (%s) and is in %r now",
-                self.where,
-                held.offset,
-                held.attempts,
-                held.cause,
-                topic,
-            )
-        except SemelError as error:
-            if slot is not None:
-                await self.roll_back(slot)
-            if self.state is OwnerState.LOST:
-                return
-            log.warning("%s offset %d is not in %r yet: %s", self.where, held.offset, topic, error)
-            self._window.give_back([held], self.now_ms() + DEAD_LETTER_PAUSE_MS)
-            self._changed()
+        except SemelError:
+            await self.roll_back(slot)
+            raise
         finally:
-            if slot is not None:
-                self._slots.give_back(slot)
+            self._slots.give_back(slot)
+        log.warning(
+            "%s offset %d has failed %d times (%s) and is in %r now",
+            self.where,
+            held.offset,
+            held.attempts,
+            held.cause,
+            topic,
+        )
 
     async def _ensure_topic(self, topic: str) -> None:
         try:
@@ -427,7 +450,7 @@ class PartitionOwner:
             except SemelError as error:
                 if slot.state is State.FAILED:
                     self.lose(error)  # one is fenced, so all of them are
-                if self.state is OwnerState.LOST:
+                if self.is_lost:
                     return
                 log.warning("%s: a transaction could not be aborted yet: %s", self.where, error)
                 await asyncio.sleep(SETTLE_PAUSE_S)
@@ -441,7 +464,7 @@ class PartitionOwner:
         self, slot: TransactionalProducer, held: Sequence[Held], *, is_released: bool = False
     ) -> None:
         async with self._gate:
-            if self.state is OwnerState.LOST:
+            if self.is_lost:
                 raise self._lost_error()
             entry = self._window.entry(held, self._slots.count, is_released=is_released)
             try:
@@ -465,13 +488,13 @@ class PartitionOwner:
                 await slot.commit()
                 return
             except UnknownOutcomeError as error:
-                if self.state is OwnerState.LOST:
+                if self.is_lost:
                     raise OutcomeUnknownError(f"{self.where} was lost during a commit: {error}") from error
                 log.warning("%s: the outcome of a commit is not known yet: %s", self.where, error)
 
     async def settle(self, held: Sequence[Held] = ()) -> None:
         """Commits an entry that acknowledges these records, together with others that wait for one."""
-        if self.state is OwnerState.LOST:
+        if self.is_lost:
             raise self._lost_error()
         settlement = Settlement(held, self._loop.create_future())
         self._unsettled.append(settlement)
@@ -496,7 +519,7 @@ class PartitionOwner:
             except SemelError as error:
                 meaning = self.meaning_of(error, self._slots.own)
                 await self.roll_back(self._slots.own)
-                if self.state is not OwnerState.LOST:
+                if not self.is_lost:
                     log.warning("an entry of %s was not committed, and will be: %s", self.where, error)
                     self._unsettled = settlements + self._unsettled
                     await asyncio.sleep(SETTLE_PAUSE_S)
@@ -522,7 +545,7 @@ class PartitionOwner:
             return error
         if slot.state is State.FAILED:
             self.lose(error)
-        if self.state is OwnerState.LOST:
+        if self.is_lost:
             return self._lost_error()
         return TransactionRejectedError(f"the transaction was rolled back: {error}")
 
@@ -530,7 +553,7 @@ class PartitionOwner:
 
     def lose(self, error: SemelError) -> None:
         """The partition is somebody else's: what is out is lost, and nothing can be committed any more."""
-        if self.state is OwnerState.LOST:
+        if self.is_lost:
             return
         self.state = OwnerState.LOST
         self._failure = error
@@ -549,7 +572,7 @@ class PartitionOwner:
         )
 
     def _require_owning(self) -> None:
-        if self.state is OwnerState.LOST:
+        if self.is_lost:
             raise self._lost_error()
 
     async def release(self, drain_timeout_ms: int) -> None:
@@ -589,7 +612,7 @@ class PartitionOwner:
 
     async def close(self) -> None:
         """Ends everything; what is open is aborted."""
-        if self.state is not OwnerState.LOST:
+        if not self.is_lost:
             self.state = OwnerState.LOST
             self._failure = SubscriptionClosedError("the subscription was closed, or the partition moved")
             for dealt in list(self.out):

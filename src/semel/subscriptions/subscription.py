@@ -165,6 +165,7 @@ class Subscription:
         self._heard_s = 0.0
         self._looked_s = 0.0
         self._counts: dict[str, int] = {}
+        self._is_dealing = False
         self._is_closing = False
         self._waits_loudly = False
         self._failure: SemelError | None = None
@@ -270,6 +271,15 @@ class Subscription:
         self._deal()
 
     def _deal(self) -> None:
+        if self._is_dealing:
+            return  # what an owner does while it is asked for records may tell that it has some
+        self._is_dealing = True
+        try:
+            self._deal_ready()
+        finally:
+            self._is_dealing = False
+
+    def _deal_ready(self) -> None:
         while self._waiters and self._ready:
             waiter = self._waiters[0]
             if waiter.done.done():
