@@ -2,8 +2,8 @@
 
 Rules:
 
-- Opening is dialling and then the handshake (`_handshake`), which negotiates API versions; authentication has
-  its place there, between the two. A connection that was handed out is ready for use.
+- Opening is dialling (with TLS where it is asked for), then the handshake, which negotiates API versions,
+  then authentication. A connection that was handed out is ready for use.
 - Every request is sent in the highest version that both sides know, or below a cap that the caller sets.
 - A broker answers in order, so the waiting requests are a queue. An answer with another correlation id, or
   one that cannot be decoded, means that the stream is lost: the connection closes and everything in flight
@@ -17,6 +17,7 @@ Rules:
 import asyncio
 import errno
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,12 +27,16 @@ from typing import ClassVar, Final, Generic, Protocol, TypeVar, cast
 from semel.client.errors import UnreachableError, UnsupportedRequestError, check
 from semel.client.framing import DEFAULT_MAX_FRAME_BYTES, FrameProtocol
 from semel.client.metadata import Address
-from semel.errors import ProtocolError, SemelError
+from semel.client.sasl import exchange_of
+from semel.client.security import Sasl, Tls, tls_context
+from semel.errors import ConfigError, ProtocolError, SemelError
 from semel.version import __version__
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Decodable, Message, decode_response, decode_response_header, request_frame
 from semel.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from semel.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from semel.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 SOFTWARE_NAME: Final = "semel"
 DEFAULT_CLIENT_ID: Final = "semel"
@@ -58,6 +63,8 @@ class ConnectionOptions:
     request_timeout_ms: int = 30_000
     max_in_flight: int = 64
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+    tls: Tls | None = None
+    sasl: Sasl | None = None
 
 
 class InFlight(Generic[R]):
@@ -127,6 +134,8 @@ class Connection(FrameProtocol):
             async with asyncio.timeout(options.connect_timeout_ms / 1000):
                 await connection._dial(host, port)
                 await connection._handshake()
+                if options.sasl is not None:
+                    await connection._authenticate(options.sasl)
         except TimeoutError:
             connection.close()
             raise UnreachableError(
@@ -139,12 +148,25 @@ class Connection(FrameProtocol):
         return connection
 
     async def _dial(self, host: str, port: int) -> None:
+        context = None if self.options.tls is None else tls_context(self.options.tls)
         try:
-            await self._loop.create_connection(lambda: self, host, port)
+            await self._loop.create_connection(lambda: self, host, port, ssl=context)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(
+                f"the certificate of {self.peer} is not trusted: {error.verify_message}. "
+                "Give the authority that signed it (ca_file), and the name that it is made out for"
+            ) from None
+        except ssl.SSLError as error:
+            raise UnreachableError(
+                f"no TLS with {self.peer}: {error.reason or error}; does it expect TLS, or a certificate?"
+            ) from None
         except socket.gaierror as error:
             raise UnreachableError(
                 f"cannot connect to {self.peer}: unknown host name ({error.strerror}); is it spelled right?"
             ) from None
+        except ConnectionResetError:
+            hint = "" if context is None else "; does it take TLS on that port?"
+            raise UnreachableError(f"{self.peer} hung up at once{hint}") from None
         except OSError as error:
             raise UnreachableError(f"cannot connect to {self.peer}: {_why_not(error)}") from None
 
@@ -159,6 +181,26 @@ class Connection(FrameProtocol):
         self.finalized_features = {
             feature.name: feature.max_version_level for feature in response.finalized_features
         }
+
+    async def _authenticate(self, sasl: Sasl) -> None:
+        """Proves who we are; a broker that refuses is not asked again."""
+        offered = await self.request(SaslHandshakeRequest(mechanism=sasl.mechanism), SaslHandshakeResponse)
+        if offered.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+            raise ConfigError(
+                f"{self.peer} does not take SASL mechanism {sasl.mechanism}; "
+                f"it takes {', '.join(offered.mechanisms) or 'none'}"
+            )
+        check(offered.error_code, f"the SASL handshake with {self.peer} failed")
+        exchange = exchange_of(sasl)
+        step: bytes | None = exchange.first()
+        while step is not None:
+            response = await self.request(SaslAuthenticateRequest(auth_bytes=step), SaslAuthenticateResponse)
+            check(
+                response.error_code,
+                f"{self.peer} did not take {sasl.username!r} by {sasl.mechanism}",
+                response.error_message,
+            )
+            step = exchange.next(bytes(response.auth_bytes))
 
     async def _ask_versions(self, version: int) -> ApiVersionsResponse:
         request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=__version__)

@@ -20,7 +20,7 @@ TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
 MARKER_GROUP_SUFFIX: Final = ".epoch"
 MARKER_PARTITION: Final = 0
 # How long a fenced owner looks for the name of its successor, who signs within milliseconds.
-SUCCESSOR_TIMEOUT_S: Final = 2.0
+SUCCESSOR_TIMEOUT_S: Final = 1.0
 SUCCESSOR_POLL_S: Final = 0.1
 
 

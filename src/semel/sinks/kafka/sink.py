@@ -121,7 +121,7 @@ class KafkaSink(TransactionalSink):
         self._owner = owner
         self._markers = MarkerStore(self.sink_id, self.topic)
         try:
-            cluster = self._cluster = Cluster(self.bootstrap, self.connection)
+            cluster = self._cluster = self._new_cluster()
             self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
             self._writer_settings = self._new_writer_settings(await self._shapes(cluster))
             if not self.settings.fence_on_open:
@@ -146,6 +146,9 @@ class KafkaSink(TransactionalSink):
         except (SemelError, OSError) as error:
             raise InitFailed(f"sink {self.sink_id!r} cannot be opened: {error}") from error
         return marker
+
+    def _new_cluster(self) -> Cluster:
+        return Cluster(self.bootstrap, self.connection)
 
     def _transaction_options(self) -> TransactionOptions:
         return TransactionOptions(
