@@ -14,6 +14,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "broker")]
 
 from broker_process import BrokerProcess, StartBroker  # noqa: E402
+from connector_jars import connector_jars, why_no_connector  # noqa: E402
 from kafka_process import KafkaProcess, why_no_kafka  # noqa: E402
 from spark_cases import DriverProcess, StartDriver, driver_session, why_no_spark  # noqa: E402
 
@@ -30,10 +31,18 @@ def _spark_is_there() -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One session, in this process, for all tests that do not kill it."""
-    session = driver_session()
+    """One session, in this process, for all tests that do not kill it; with Spark's own connector, if any."""
+    session = driver_session(jars=connector_jars())
     yield session
     session.stop()
+
+
+@pytest.fixture
+def jvm_connector() -> None:
+    """For tests of Spark's own connector, which are skipped where its jars cannot be had."""
+    missing = why_no_connector()
+    if missing is not None:
+        pytest.skip(missing)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ DEFAULT_DRIVER_MEMORY: Final = "1g"
 LOOPBACK: Final = "127.0.0.1"
 
 # What a pipeline on one machine wants and Spark's defaults, made for clusters, do not give.
-LOCAL_SETTINGS: Final = {
+LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Names of the machine may not resolve, and nobody outside has business with a local session.

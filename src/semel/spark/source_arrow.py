@@ -5,7 +5,7 @@ one, and only where there are any.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow as pa
 from semel.errors import ProtocolError
 from semel.spark.source_offsets import OffsetRange
 from semel.wire.batch import BatchHeader
-from semel.wire.columns import BinaryColumn, Bools, RecordColumns, read_columns
+from semel.wire.columns import BinaryColumn, Bools, RecordColumns, read_columns_of
 from semel.wire.records import HEADER_KEY_ERRORS, Headers
 
 HEADERS_TYPE: Final = pa.list_(
@@ -36,34 +36,37 @@ CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
 US_PER_MS: Final = 1000
 MAX_TIMESTAMP_MS: Final = (2**63 - 1) // US_PER_MS
-# Batches go to Spark together until there are so many records: each hand-over has a fixed cost.
+# Batches are read and handed to Spark together up to so many records or bytes: either has a fixed cost.
 GROUP_RECORDS: Final = 8 * 1024
+GROUP_BYTES: Final = 2 * 1024 * 1024
+
+Batch: TypeAlias = tuple[BatchHeader, memoryview]
 
 
 def to_arrow(
-    batches: Iterable[tuple[BatchHeader, memoryview]], wanted: OffsetRange, *, include_headers: bool
+    batches: Iterable[Batch], wanted: OffsetRange, *, include_headers: bool
 ) -> Iterator[pa.RecordBatch]:
     """The records of these batches that lie in the range, in few Arrow batches."""
-    pending: list[pa.RecordBatch] = []
-    rows = 0
+    for group in _groups(batches):
+        yield _convert(group, wanted, include_headers)
+
+
+def _groups(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    group: list[Batch] = []
+    records = size_bytes = 0
     for header, batch in batches:
-        converted = _convert(header, read_columns(batch), wanted, include_headers)
-        pending.append(converted)
-        rows += converted.num_rows
-        if rows >= GROUP_RECORDS:
-            yield _join(pending)
-            pending, rows = [], 0
-    if rows:
-        yield _join(pending)
+        group.append((header, batch))
+        records += header.record_count
+        size_bytes += header.size
+        if records >= GROUP_RECORDS or size_bytes >= GROUP_BYTES:
+            yield group
+            group, records, size_bytes = [], 0, 0
+    if group:
+        yield group
 
 
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _convert(
-    header: BatchHeader, columns: RecordColumns, wanted: OffsetRange, include_headers: bool
-) -> pa.RecordBatch:
+def _convert(group: list[Batch], wanted: OffsetRange, include_headers: bool) -> pa.RecordBatch:
+    columns = read_columns_of(group)
     count = len(columns.offsets)
     arrays = [
         _binary(columns.keys),
@@ -72,13 +75,13 @@ def _convert(
         pa.array(np.full(count, wanted.where.partition, np.int32)),
         pa.array(columns.offsets),
         _timestamps(columns),
-        pa.array(np.full(count, APPEND_TIME if header.has_append_time else CREATE_TIME, np.int32)),
+        _timestamp_types(group),
     ]
     if include_headers:
         arrays.append(_headers(columns.headers, count))
     schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    if header.base_offset >= wanted.start and header.last_offset < wanted.end:
+    if group[0][0].base_offset >= wanted.start and group[-1][0].last_offset < wanted.end:
         return whole
     first, last = np.searchsorted(columns.offsets, [wanted.start, wanted.end]).tolist()
     return whole.slice(first, last - first)
@@ -107,6 +110,11 @@ def _timestamps(columns: RecordColumns) -> pa.TimestampArray:
             f"a timestamp at or after offset {columns.offsets[0]} is beyond the years that Spark knows"
         )
     return pa.array(timestamps * US_PER_MS).view(SCHEMA.field("timestamp").type)
+
+
+def _timestamp_types(group: list[Batch]) -> pa.Int32Array:
+    types = [APPEND_TIME if header.has_append_time else CREATE_TIME for header, _ in group]
+    return pa.array(np.repeat(np.array(types, np.int32), [header.record_count for header, _ in group]))
 
 
 def _headers(headers: list[Headers] | None, count: int) -> pa.ListArray:

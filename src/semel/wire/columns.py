@@ -10,7 +10,8 @@ past its end and spoils what follows. Order puts that right: segments are copied
 each overwrites what its predecessor spoiled, and the small fields between them are written last.
 
 Reading is the same in reverse. Only the way from one record to the next cannot be foreseen: that is a loop,
-which takes runs of records of one size in one step.
+which takes runs of records of one size in one step. A numpy call costs as much as a hundred records: small
+batches are best read together.
 """
 
 from collections.abc import Sequence
@@ -47,8 +48,8 @@ from semel.wire.records import (
     encode_headers,
     encode_varint,
     malformed,
-    read_body,
     read_varint,
+    unpack_body,
 )
 
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -64,6 +65,8 @@ MAX_WORD_BYTES: Final = 1024
 GROUP_RECORDS: Final = 2 * 1024
 DEFAULT_MAX_BATCH_BYTES: Final = 1_000_000
 DEFAULT_MAX_RECORDS: Final = 64 * 1024
+# Room to read a word past the end.
+PADDING: Final = bytes(MAX_WORD_BYTES)
 # After this many records of one size in a row, the next ones are looked at together, up to so many at once.
 RUN_RECORDS: Final = 8
 MAX_RUN_RECORDS: Final = 1024
@@ -115,7 +118,7 @@ class BinaryColumn:
 
 
 class RecordColumns:
-    """The records of one batch. `headers` is None if no record has any."""
+    """The records of one batch, or of a few in a row. `headers` is None if no record has any."""
 
     __slots__ = ("headers", "keys", "offsets", "timestamps", "values")
 
@@ -197,18 +200,28 @@ def sizes_alone(
 
 def read_columns(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> RecordColumns:
     """The records of the one batch that `batch` begins with; refuses what `read_records` refuses."""
-    header = read_header(batch)
-    raw = read_body(batch, header, limit_bytes)
-    starts, ends = _find_records(raw, header.record_count)
-    body = _padded([np.frombuffer(raw, np.uint8)])
+    return read_columns_of([(read_header(batch), batch)], limit_bytes)
+
+
+def read_columns_of(
+    batches: Sequence[tuple[BatchHeader, Buffer]], limit_bytes: int = MAX_UNCOMPRESSED_BYTES
+) -> RecordColumns:
+    """The records of all these batches, one after the other. The limit is for each of them."""
+    batch_headers = [header for header, _ in batches]
+    bodies = [unpack_body(batch, header, limit_bytes) for header, batch in batches]
+    raw = b"".join([*bodies, PADDING])
+    begins, ends = _find_records(raw, bodies, batch_headers)
+    body = np.frombuffer(raw, np.uint8)
+    _, starts = _take_varints(body, begins, VARINT_MAX_BYTES)
     timestamp_deltas, at = _take_varints(body, starts + 1, VARLONG_MAX_BYTES)
     offset_deltas, at = _take_varints(body, at, VARINT_MAX_BYTES)
-    _check_offset_deltas(offset_deltas, header.last_offset_delta)
+    _check_offset_deltas(offset_deltas, batch_headers)
     keys, at = _take_strings(body, at, ends)
     values, at = _take_strings(body, at, ends)
-    headers = _take_headers(body, at, ends, RecordCursor(header, raw))
-    timestamps = _add_timestamps(header, timestamp_deltas)
-    return RecordColumns(header.base_offset + offset_deltas, timestamps, keys, values, headers)
+    headers = _take_headers(body, at, ends, RecordCursor(batch_headers[0], raw))
+    timestamps = _add_timestamps(timestamp_deltas, batch_headers)
+    offsets = offset_deltas + _spread([header.base_offset for header in batch_headers], batch_headers)
+    return RecordColumns(offsets, timestamps, keys, values, headers)
 
 
 class _Layout:
@@ -428,40 +441,59 @@ def _put_varints(out: Bytes, at: Ints, numbers: Varints, widths: Ints) -> None:
         out[at[rows] + i] = part | ((widths[rows] > i + 1).astype(np.uint64) << 7)
 
 
-def _find_records(raw: bytes, count: int) -> tuple[Ints, Ints]:
-    """Where each record begins after its length, and where it ends."""
-    starts: list[int] = []
-    ends: list[int] = []
-    pos = 0
+def _find_records(raw: bytes, bodies: Sequence[Buffer], headers: Sequence[BatchHeader]) -> tuple[Ints, Ints]:
+    """Where each record begins with its length, and where it ends. The bodies lie end to end in `raw`."""
+    places: list[int] = []
+    end = 0
+    for body, header in zip(bodies, headers, strict=True):
+        start, end = end, end + len(body)
+        _step_through(raw, start, end, header.record_count, places)
+    begins = np.array(places, np.int64)
+    # Every body is filled exactly, so a record ends where the next one begins, of whichever batch.
+    ends: Ints = np.append(begins[1:], end)[: len(begins)]
+    return begins, ends
+
+
+def _step_through(raw: bytes, pos: int, end: int, count: int, begins: list[int]) -> None:
+    """Adds the places of the `count` records between `pos` and `end`, which must fill it exactly."""
+    body_start = pos
     same = 0
     previous = 0
-    try:
-        while len(ends) < count:
+    stop = len(begins) + count
+    while len(begins) < stop and pos < end:
+        begins.append(pos)
+        byte = raw[pos]
+        second = raw[pos + 1]
+        # Zigzag: an odd number is a negative one, which the slow way refuses.
+        if byte < 0x80 and not byte & 1:
+            width = 1
+            size = 1 + (byte >> 1)
+        elif second < 0x80 and not byte & 1:
+            width = 2
+            size = 2 + ((byte & 0x7F) >> 1 | second << 6)
+        else:
             length, start = read_varint(raw, pos)
             if length < 0:
-                raise malformed(f"a record of {length} bytes at byte {pos}")
-            size = start - pos + length
-            starts.append(start)
-            ends.append(pos + size)
-            same = same + 1 if size == previous else 0
-            previous = size
-            if same >= RUN_RECORDS:
-                run = _count_run(raw, pos, size, start - pos, count - len(ends))
-                starts.extend(range(start + size, start + (run + 1) * size, size))
-                ends.extend(range(pos + 2 * size, pos + (run + 2) * size, size))
-                pos += run * size
-                same = 0 if run < MAX_RUN_RECORDS else RUN_RECORDS
-            pos += size
-    except IndexError as error:
-        raise malformed("a record reaches past its end") from error
-    if pos != len(raw):
-        raise malformed(f"its records end at byte {pos} of {len(raw)}")
-    return np.array(starts, np.int64), np.array(ends, np.int64)
+                raise malformed(f"a record of {length} bytes at byte {pos - body_start}")
+            width = start - pos
+            size = width + length
+        same = same + 1 if size == previous else 0
+        previous = size
+        if same >= RUN_RECORDS:
+            run = _count_run(raw, pos, end, size, width, stop - len(begins))
+            begins.extend(range(pos + size, pos + (run + 1) * size, size))
+            pos += run * size
+            same = 0 if run < MAX_RUN_RECORDS else RUN_RECORDS
+        pos += size
+    if len(begins) < stop:
+        raise malformed("a record reaches past its end")
+    if pos != end:
+        raise malformed(f"its records end at byte {pos - body_start} of {end - body_start}")
 
 
-def _count_run(raw: bytes, pos: int, size: int, width: int, limit: int) -> int:
+def _count_run(raw: bytes, pos: int, end: int, size: int, width: int, limit: int) -> int:
     """How many records after the one at `pos` begin with the same length, of `width` bytes."""
-    rows = min((len(raw) - pos) // size - 1, limit, MAX_RUN_RECORDS)
+    rows = min((end - pos) // size - 1, limit, MAX_RUN_RECORDS)
     if rows <= 0:
         return 0
     table = np.frombuffer(raw, np.uint8, rows * size, pos + size).reshape(rows, size)
@@ -507,21 +539,42 @@ def _take_strings(body: Bytes, at: Ints, ends: Ints) -> tuple[BinaryColumn, Ints
     return BinaryColumn(buffer, offsets, valid), after
 
 
-def _check_offset_deltas(deltas: Ints, last_offset_delta: int) -> None:
-    if not len(deltas):
-        return
-    if int(deltas[0]) < 0 or int(deltas[-1]) > last_offset_delta or np.any(np.diff(deltas) <= 0):
-        raise malformed(f"its offset deltas must grow, from 0 or more up to {last_offset_delta}")
+def _spread(of_batches: list[int], headers: Sequence[BatchHeader]) -> Ints | np.int64:
+    """What each batch has, for each of its records."""
+    if len(headers) == 1:
+        return np.int64(of_batches[0])
+    spread: Ints = np.repeat(np.array(of_batches, np.int64), [header.record_count for header in headers])
+    return spread
 
 
-def _add_timestamps(header: BatchHeader, deltas: Ints) -> Ints:
-    if header.has_append_time:
-        return np.full(len(deltas), header.max_timestamp, np.int64)
-    base = np.int64(header.base_timestamp)
-    timestamps = deltas + base
+def _check_offset_deltas(deltas: Ints, headers: Sequence[BatchHeader]) -> None:
+    """They grow within a batch, from 0 or more up to what its header says."""
+    falls = np.diff(deltas, prepend=-1) <= 0
+    start = 0
+    for header in headers:
+        if header.record_count:
+            falls[start] = deltas[start] < 0
+            start += header.record_count
+            if deltas[start - 1] > header.last_offset_delta:
+                raise malformed(f"its last offset delta is past {header.last_offset_delta}")
+    if falls.any():
+        raise malformed("its offset deltas must grow, from 0 or more")
+
+
+def _add_timestamps(deltas: Ints, headers: Sequence[BatchHeader]) -> Ints:
+    bases = _spread([header.base_timestamp for header in headers], headers)
+    timestamps = deltas + bases
     # The sum overflowed where its sign is neither that of the base nor that of the delta.
-    if np.any(((timestamps ^ base) & (timestamps ^ deltas)) < 0):
-        raise malformed(f"a timestamp delta from {header.base_timestamp} overflows")
+    overflows = ((timestamps ^ bases) & (timestamps ^ deltas)) < 0
+    start = 0
+    for header in headers:
+        end = start + header.record_count
+        if header.has_append_time:
+            timestamps[start:end] = header.max_timestamp
+            overflows[start:end] = False
+        start = end
+    if overflows.any():
+        raise malformed("a timestamp delta overflows")
     return timestamps
 
 

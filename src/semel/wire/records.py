@@ -288,10 +288,15 @@ class RecordCursor:
 
 def read_body(batch: Buffer, header: BatchHeader, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> bytes:
     """The records of `batch`, decompressed, if they are within the limit and can be as many as claimed."""
+    return bytes(unpack_body(batch, header, limit_bytes))
+
+
+def unpack_body(batch: Buffer, header: BatchHeader, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
+    """The same, and where nothing is compressed a part of `batch` itself."""
     if header.size > len(batch):
         raise malformed(f"it has {len(batch)} of its {header.size} bytes")
     packed = memoryview(batch)[HEADER_BYTES : header.size]
-    body = bytes(decompress(header.codec, packed, limit_bytes))
+    body = decompress(header.codec, packed, limit_bytes)
     if not 0 <= header.record_count * MIN_RECORD_BYTES <= len(body):
         raise malformed(f"{len(body)} bytes cannot be {header.record_count} records")
     return body

@@ -14,6 +14,7 @@ from semel.wire.columns import (
     RecordColumns,
     build_batches,
     read_columns,
+    read_columns_of,
     valid_from_bitmap,
 )
 from semel.wire.compression import Codec
@@ -284,3 +285,36 @@ def test_damaged_batches_are_refused_exactly_where_the_record_reader_refuses_the
             else:
                 assert records_in(read_columns(batch)) == expected
     assert refused > 100
+
+
+@given(
+    st.lists(st.tuples(records_with_headers | records_of, st.sampled_from(Codec)), min_size=1, max_size=5),
+    st.data(),
+)
+def test_batches_are_read_together_like_one_by_one(
+    given_batches: list[tuple[list[Record], Codec]], draw: st.DataObject
+) -> None:
+    batches: list[bytearray] = []
+    for records, codec in given_batches:
+        batch = build_batch(records, codec=codec)
+        kept = [each for each in scan_records(batch) if draw.draw(st.booleans())]
+        batches.append(rebuild_batch(read_header(batch), kept) if draw.draw(st.booleans()) else batch)
+        if draw.draw(st.booleans()):
+            stamp_append_time(batches[-1], 99)
+    together = read_columns_of([(read_header(batch), batch) for batch in batches])
+    assert records_in(together) == [record for batch in batches for record in read_records(batch)]
+
+
+def test_one_damaged_batch_among_others_is_refused() -> None:
+    good = build_batch([Record(b"key", b"value", 5)] * 20)
+    for at in range(61, len(good)):
+        bad = bytearray(good)
+        bad[at] ^= 0xFF
+        try:
+            expected = [*read_records(good), *read_records(bad), *read_records(good)]
+        except InvalidBatch:
+            with pytest.raises(InvalidBatch):
+                read_columns_of([(read_header(batch), batch) for batch in (good, bad, good)])
+        else:
+            found = read_columns_of([(read_header(batch), batch) for batch in (good, bad, good)])
+            assert records_in(found) == expected
