@@ -145,7 +145,7 @@ def test_triggers_without_batches_are_refused(pipeline: Pipeline, trigger: dict[
 def test_sinks_that_cannot_be_opened_stop_the_pipeline_before_any_of_them_writes(pipeline: Pipeline) -> None:
     pipeline.feed(0, ROWS)
     nowhere = KafkaSink(pipeline.bootstrap, "no-such-topic")
-    slow = pipeline.sink(transaction_timeout=10_000_000.0)
+    slow = pipeline.sink(transaction_timeout=100_000.0)
     for wrong, match in ((nowhere, "no-such-topic"), (slow, "transaction_timeout")):
         with pytest.raises(InitFailed, match=match):
             pipeline.start([pipeline.sink(), wrong])

@@ -31,22 +31,26 @@ def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
     partitions = partition_count(batch)
     if not isinstance(plan, KafkaPlan):
         return Layout(batch, max(partitions, 1), is_once=False)
-    columns = plan.settings.layout
-    outputs = plan.settings.topics[plan.settings.topic].partition_count
-    target = TargetTask(columns, plan.settings.topic, outputs)
     if partitions <= 1:
         return Layout(batch, 1, is_once=True)
+    columns = plan.settings.layout
     if columns.topic is not None:
-        # How many partitions other topics have is not known here: a topic is written by one task.
-        tasks = _parallelism(batch)
-        return Layout(_shuffled(batch, target, tasks), 1, is_once=True)
+        return _by_topic(batch, plan)
+    # Every task needs a partition of its own in each topic: in the output, and in that of bad rows.
+    most = min(shape.partition_count for shape in plan.settings.topics.values())
     if columns.key is None and columns.partition is None:
-        tasks = min(partitions, outputs)
+        tasks = min(partitions, most)
         return Layout(batch.coalesce(tasks), tasks, is_once=True)
-    tasks = min(outputs, _parallelism(batch))
-    if tasks == 1:
-        return Layout(batch.coalesce(1), 1, is_once=True)
-    return Layout(_shuffled(batch, target, tasks), tasks, is_once=True)
+    tasks = min(_parallelism(batch), most)
+    rows = batch.coalesce(1) if tasks == 1 else _shuffled(batch, plan, tasks)
+    return Layout(rows, tasks, is_once=True)
+
+
+def _by_topic(batch: "DataFrame", plan: KafkaPlan) -> Layout:
+    """How many partitions the topics have that rows name is not known here: each is written by one task."""
+    if plan.settings.dead_letter_topic is not None:
+        return Layout(batch.coalesce(1), 1, is_once=True)  # bad rows of all topics go to that one
+    return Layout(_shuffled(batch, plan, _parallelism(batch)), 1, is_once=True)
 
 
 def partition_count(batch: "DataFrame") -> int:
@@ -59,9 +63,11 @@ def _parallelism(batch: "DataFrame") -> int:
     return max(batch.sparkSession.sparkContext.defaultParallelism, 1)
 
 
-def _shuffled(batch: "DataFrame", target: TargetTask, tasks: int) -> "DataFrame":
+def _shuffled(batch: "DataFrame", plan: KafkaPlan, tasks: int) -> "DataFrame":
     """Rows by their target; the number is explicit, or adaptive execution would merge tasks."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
+    settings = plan.settings
+    target = TargetTask(settings.layout, settings.topic, settings.topics[settings.topic].partition_count)
     schema = StructType([*batch.schema.fields, StructField(TARGET_COLUMN, IntegerType())])
     return batch.mapInArrow(target.run, schema).repartitionById(tasks, TARGET_COLUMN)

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import driver_session
 
 import semel.spark
+from semel.client.cluster import Cluster
 from semel.client.shared_transaction import SharedTransaction
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
@@ -60,12 +61,10 @@ class MortalKafkaSink(KafkaSink):
     def __init__(self, fate: Fate, bootstrap: str, topic: str, key: str | None) -> None:
         super().__init__(bootstrap, topic, key=key)
         self._fate = fate
-        self._is_open = False
 
-    async def _open(self, owner: Owner) -> Marker:
-        marker = await super()._open(owner)
-        self._is_open = True
-        return marker
+    async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+        self._fate.at("in_recovery")
+        await super()._sign(transaction, marker, owner)
 
     async def _begin(self, place: Place) -> KafkaPlan:
         self._fate.begun()
@@ -78,9 +77,11 @@ class MortalKafkaSink(KafkaSink):
         self._fate.at("after_tasks")
         await super()._commit(marker, receipts, source_offsets)
 
-    async def _put_marker(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
-        self._fate.at("before_marker" if self._is_open else "in_recovery")
-        await super()._put_marker(transaction, marker, owner)
+    async def _stage(
+        self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
+    ) -> Cluster | None:
+        self._fate.at("before_marker")
+        return await super()._stage(transaction, marker, source_offsets)
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         self._fate.at("before_end")

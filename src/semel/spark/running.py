@@ -1,0 +1,104 @@
+"""One life of a pipeline, as `semel run` starts it: `python -m semel.spark.running FILE …`.
+
+The file has a function `pipeline(spark)` that returns what `exactly_once` made, or a list of such. Progress
+goes to the supervisor as lines of JSON, over a pipe; when nobody reads it any more, the pipeline ends.
+"""
+
+import argparse
+import logging
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+from semel.errors import ConfigError
+from semel.sinks.errors import FencedOut, MarkerMismatch
+from semel.spark.pipeline import ExactlyOnce
+from semel.spark.progress import progress_of
+from semel.spark.query import PipelineQuery
+from semel.spark.session import DEFAULT_MASTER, local_session
+
+ENTRY: Final = "pipeline"
+# To start again would not help.
+FINAL_EXIT: Final = 2
+PROGRESS_INTERVAL_S: Final = 0.5
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file")
+    parser.add_argument("--master", default=DEFAULT_MASTER)
+    parser.add_argument("--setting", action="append", default=[])
+    parser.add_argument("--until-caught-up", action="store_true")
+    parser.add_argument("--trigger")
+    parser.add_argument("--progress-fd", type=int)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = dict(each.split("=", 1) for each in options.setting)
+        trigger = "availableNow" if options.until_caught_up else options.trigger
+        out = None if options.progress_fd is None else os.fdopen(options.progress_fd, "w", buffering=1)
+        return run(options.file, options.master, settings, trigger, out)
+    except (ConfigError, MarkerMismatch, FencedOut) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - this is its output
+        return FINAL_EXIT
+
+
+def run(file: str, master: str, settings: dict[str, str], trigger: str | None, out: TextIO | None) -> int:
+    """Until the input is read, or a signal asks to stop; raises what ended a pipeline."""
+    spark = local_session(Path(file).name, master=master, settings=settings)
+    pipelines = load(file, spark)
+    stopping = _StopRequest()
+    running = [pipeline.start(trigger) for pipeline in pipelines]
+    try:
+        is_over = False
+        while not is_over and not stopping.is_asked:
+            # Each is asked, so that whichever fails is noticed: it raises.
+            ended = [query.awaitTermination(PROGRESS_INTERVAL_S) for query in running]
+            is_over = all(ended)
+            _tell(out, running)
+    finally:
+        for query in running:
+            query.stop()
+    _tell(out, running)
+    return 0
+
+
+class _StopRequest:
+    """SIGTERM and SIGINT end the pipeline between two looks at it."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.is_asked = True
+
+
+def load(file: str, spark: object) -> list[ExactlyOnce]:
+    """What the file's `pipeline(spark)` returns."""
+    try:
+        names = runpy.run_path(file, run_name="semel.pipeline")
+    except OSError as error:
+        raise ConfigError(f"the pipeline cannot be read: {error}") from None
+    if not callable(names.get(ENTRY)):
+        raise ConfigError(f"{file} has no function {ENTRY}(spark), which returns what exactly_once made")
+    built = names[ENTRY](spark)
+    pipelines = [built] if isinstance(built, ExactlyOnce) else list(built or ())
+    if not pipelines or not all(isinstance(each, ExactlyOnce) for each in pipelines):
+        raise ConfigError(f"{ENTRY}(spark) in {file} must return what exactly_once made, or a list of such")
+    return pipelines
+
+
+def _tell(out: TextIO | None, running: list[PipelineQuery]) -> None:
+    if out is not None:
+        for query in running:
+            out.write(progress_of(query).encode() + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

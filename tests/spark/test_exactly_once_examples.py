@@ -1,0 +1,122 @@
+"""The pipelines in examples/pipelines, run as `semel run` runs them, on a session that tests share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from broker_process import BrokerProcess
+from spark_cases import Row, committed_records, create_topic, produce
+
+from semel.spark.running import load
+from semel.testing.postgres_server import PostgresServer
+
+sys.path.append(str(Path(__file__).parents[1] / "sinks"))
+from postgres_server import postgres, postgres_cluster  # noqa: F401
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXAMPLES: Final = Path(__file__).parents[2] / "examples" / "pipelines"
+BEGIN_MS: Final = 1_794_000_000_000
+COUNTRIES: Final = ("AT", "CL", "IS", "ZZ")
+REGIONS: Final = {"AT": "europe", "CL": "america", "IS": "europe", "ZZ": "elsewhere"}
+ORDERS: Final = 200
+
+
+def order_json(i: int) -> dict[str, object]:
+    return {"id": f"o{i}", "country": COUNTRIES[i % 4], "cents": i}
+
+
+def feed(bootstrap: str) -> None:
+    for topic in ("orders", "payments"):
+        create_topic(bootstrap, topic, 3, retention_ms="-1")
+    orders = [
+        Row(json.dumps(order_json(i)).encode(), b"o%d" % i, timestamp_ms=BEGIN_MS + i * 1000)
+        for i in range(ORDERS)
+    ]
+    payments = [Row(b"paid", b"o%d" % i, timestamp_ms=BEGIN_MS + i * 1000 + 500) for i in range(ORDERS)]
+    produce(bootstrap, "orders", orders)
+    produce(bootstrap, "payments", payments)
+
+
+@pytest.fixture(scope="module")
+def fed_broker(tmp_path_factory: pytest.TempPathFactory) -> BrokerProcess:
+    process = BrokerProcess(tmp_path_factory.mktemp("examples") / "broker").start()
+    feed(process.bootstrap)
+    yield process
+    process.kill()
+
+
+@pytest.fixture(autouse=True)
+def _places(fed_broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSTRAP", fed_broker.bootstrap)
+    monkeypatch.setenv("CHECKPOINTS", str(tmp_path))
+
+
+def run(example: str, spark: SparkSession) -> None:
+    (pipeline,) = load(str(EXAMPLES / example), spark)
+    assert pipeline.start("availableNow").awaitTermination()
+
+
+def values(bootstrap: str, topic: str) -> list[bytes]:
+    return [record.value or b"" for _, record in committed_records(bootstrap, topic)]
+
+
+def test_orders_are_enriched_and_routed_to_the_topic_of_their_region(
+    spark: SparkSession, fed_broker: BrokerProcess
+) -> None:
+    for region in set(REGIONS.values()):
+        create_topic(fed_broker.bootstrap, f"orders-{region}", 2)
+    run("enrich_and_route.py", spark)
+    for region in set(REGIONS.values()):
+        found = Counter(json.loads(value)["id"] for value in values(fed_broker.bootstrap, f"orders-{region}"))
+        expected = [f"o{i}" for i in range(ORDERS) if REGIONS[COUNTRIES[i % 4]] == region]
+        assert found == Counter(expected)
+
+
+def test_orders_are_joined_with_their_payments(spark: SparkSession, fed_broker: BrokerProcess) -> None:
+    create_topic(fed_broker.bootstrap, "paid", 4)
+    run("paid_orders.py", spark)
+    found = committed_records(fed_broker.bootstrap, "paid")
+    assert Counter(record.key for _, record in found) == Counter(b"o%d" % i for i in range(ORDERS))
+    assert all((record.value or b"").endswith(b"} paid") for _, record in found)
+
+
+def test_totals_of_each_minute_are_brought_up_to_date_in_a_table(
+    spark: SparkSession,
+    fed_broker: BrokerProcess,
+    postgres: PostgresServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POSTGRES", postgres.dsn)
+    postgres.query("CREATE TABLE totals (minute timestamptz PRIMARY KEY, orders bigint, cents bigint)")
+    run("windowed_totals.py", spark)
+    expected: dict[int, list[int]] = {}
+    for i in range(ORDERS):
+        expected.setdefault((BEGIN_MS // 1000 + i) // 60 * 60, []).append(i)
+    found = postgres.query("SELECT extract(epoch FROM minute)::bigint, orders, cents FROM totals ORDER BY 1")
+    assert [tuple(row) for row in found] == [
+        (start, len(of), sum(of)) for start, of in sorted(expected.items())
+    ]
+
+
+def test_a_topic_and_a_table_both_have_every_valid_order_once(
+    spark: SparkSession,
+    fed_broker: BrokerProcess,
+    postgres: PostgresServer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POSTGRES", postgres.dsn)
+    create_topic(fed_broker.bootstrap, "valid", 4)
+    postgres.query("CREATE TABLE orders (id text PRIMARY KEY, country text, cents int)")
+    run("topic_and_table.py", spark)
+    valid = [order_json(i) for i in range(1, ORDERS)]
+    in_topic = Counter(values(fed_broker.bootstrap, "valid"))
+    assert in_topic == Counter(json.dumps(each, separators=(",", ":")).encode() for each in valid)
+    in_table = postgres.query("SELECT id, country, cents FROM orders")
+    assert sorted(map(tuple, in_table)) == sorted(tuple(each.values()) for each in valid)
