@@ -236,7 +236,7 @@ class ClaimService:
             )
             topic = str(fields["topic"])
             partitions = [TopicPartition(topic, int(partition)) for partition in fields["partitions"]]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
         if not hmac.compare_digest(token.encode(), self._token.encode()) or not partitions:
             return None

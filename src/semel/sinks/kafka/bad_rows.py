@@ -50,6 +50,8 @@ class BadRows:
 
 def find_oversize(rows: RecordRows, limit_bytes: int, bad: BadRows) -> None:
     """Adds the rows that no batch can hold."""
+    if not len(rows.values):
+        return
     longest = _longest(rows.values) + (0 if rows.keys is None else _longest(rows.keys))
     if rows.headers is None and longest + OVERHEAD_BYTES <= limit_bytes:
         return
