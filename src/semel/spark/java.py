@@ -100,6 +100,7 @@ def home_for_spark(java: Java, cache: Path | None = None) -> Path:
     script = WRAPPER.format(module=VECTOR_MODULE, java=quote(str(program)))
     home = (cache or _cache()) / f"java-{sha256(script.encode()).hexdigest()[:16]}"
     _write_program(home / "bin" / "java", script)
+    (home / "release").write_text(f'JAVA_VERSION="{java.version}"\n')
     return home
 
 
