@@ -1,0 +1,270 @@
+"""MySQL's and MariaDB's words for what SQL sinks do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+import pyarrow as pa
+
+from semel.sinks.errors import InitFailed
+from semel.sinks.mysql.session import Address, MySQLSession, connect, quote
+from semel.sinks.mysql.types import OUR_TEXT, TEXTS, key_type, parse_type, refuses, type_for
+from semel.sinks.sql.columns import Column, Layout, TableColumn
+from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.names import (
+    DEAD_LETTERS_TABLE,
+    MERGE_TABLE,
+    SINKS_TABLE,
+    STAGE_PREFIX,
+    WRITER_COLUMN,
+    TableName,
+)
+from semel.sinks.sql.writers import MAX_STAMP_CHARACTERS
+
+# How long an owner may hold its transaction (and the sink's row) without a word: then MariaDB ends it.
+DEFAULT_IDLE_TIMEOUT_S: Final = 300.0
+# A writer that should be gone may hold a lock on the stage. The server counts in seconds.
+CLEAR_LOCK_TIMEOUT_S: Final = 1
+# The first versions with what is used here: window functions, and user locks that can be held in numbers.
+MIN_MYSQL: Final = (8, 0)
+MIN_MARIADB: Final = (10, 5)
+
+_COLUMNS: Final = """
+    SELECT c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE, c.COLUMN_DEFAULT, c.EXTRA, c.CHARACTER_SET_NAME,
+           c.COLLATION_NAME
+    FROM information_schema.COLUMNS AS c
+    WHERE c.TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND c.TABLE_NAME = %s ORDER BY c.ORDINAL_POSITION
+"""
+# MariaDB's JSON is text with a check.
+_JSON_CHECKS: Final = """
+    SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS
+    WHERE CONSTRAINT_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s
+"""
+_UNIQUE_KEYS: Final = """
+    SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s AND NON_UNIQUE = 0
+"""
+_GENERATED: Final = ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT GENERATED")
+
+
+@dataclass(slots=True, frozen=True)
+class MySQLDialect(Dialect):
+    """A database. Without `local_infile` rows go by multi-row INSERT, even if the server allows more."""
+
+    address: Address
+    idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
+    local_infile: bool = True
+
+    boolean_type = "tinyint(1)"
+    text_type = OUR_TEXT
+
+    async def connect(self, label: str) -> SqlSession:
+        session = await connect(self.address, label, self.idle_timeout_s, local_infile=self.local_infile)
+        try:
+            _check_version(session)
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    def quote(self, name: str) -> str:
+        # Names stand in statements that have parameters, where a percent sign is doubled.
+        return quote(name).replace("%", "%%")
+
+    # The catalogue, and types
+
+    async def describe(self, session: SqlSession, table: TableName) -> list[TableColumn]:
+        place = (table.schema, table.name)
+        found = await session.fetch(
+            "SELECT TABLE_TYPE, ENGINE FROM information_schema.TABLES "
+            "WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s",
+            place,
+        )
+        for kind, engine in [(str(kind), str(engine)) for kind, engine in found]:
+            if kind != "BASE TABLE" or engine.lower() != "innodb":
+                raise InitFailed(
+                    f"{table} has no transactions ({kind}, engine {engine}): name a table with ENGINE=InnoDB"
+                )
+        json_columns = await self._json_columns(session, table)
+        return [
+            _table_column([None if cell is None else str(cell) for cell in row], json_columns)
+            for row in await session.fetch(_COLUMNS, place)
+        ]
+
+    async def _json_columns(self, session: SqlSession, table: TableName) -> frozenset[str]:
+        if not cast(MySQLSession, session).is_mariadb:
+            return frozenset()  # it has a type of that name
+        clauses = await session.fetch(_JSON_CHECKS, (table.schema, table.name))
+        texts = [str(clause) for (clause,) in clauses]
+        return frozenset(
+            text[12:-2] for text in texts if text.startswith("json_valid(`") and text.endswith("`)")
+        )
+
+    async def unique_keys(self, session: SqlSession, table: TableName) -> list[frozenset[str]]:
+        keys: dict[str, set[str]] = {}
+        partial: set[str] = set()
+        for index, column, prefix in await session.fetch(_UNIQUE_KEYS, (table.schema, table.name)):
+            keys.setdefault(str(index), set()).add(str(column))
+            if column is None or prefix is not None:
+                partial.add(str(index))  # over an expression, or the beginning of a column
+        return [frozenset(columns) for index, columns in keys.items() if index not in partial]
+
+    def refuses(self, arrow_type: pa.DataType, type_name: str) -> str | None:
+        return refuses(arrow_type, type_name)
+
+    def type_for(self, arrow_type: pa.DataType) -> str:
+        return type_for(arrow_type)
+
+    # Tables of ours
+
+    def create_bookkeeping(self) -> list[tuple[TableName, str]]:
+        sinks, letters = TableName(None, SINKS_TABLE), TableName(None, DEAD_LETTERS_TABLE)
+        name = "varchar(200) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+        text = f"{OUR_TEXT} NOT NULL"
+        return [
+            (
+                sinks,
+                f"CREATE TABLE IF NOT EXISTS {self.quote_table(sinks)} (sink_id {name} PRIMARY KEY, "
+                f"owner bigint NOT NULL, owner_info {text}, epoch bigint NOT NULL, query_id {text}, "
+                f"offsets_digest {text}) ENGINE=InnoDB",
+            ),
+            (
+                letters,
+                f"CREATE TABLE IF NOT EXISTS {self.quote_table(letters)} (sink_id {name}, "
+                f"epoch bigint NOT NULL, row_text {text}, reason {text}, "
+                f"at timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6)) ENGINE=InnoDB",
+            ),
+        ]
+
+    def create_target(self, table: TableName, columns: Sequence[TableColumn], keys: Sequence[str]) -> str:
+        parts = [
+            f"{self.quote(column.name)} "
+            f"{key_type(column.type_name) if column.name in keys else column.type_name} "
+            f"{'NULL' if column.is_nullable else 'NOT NULL'}"
+            for column in columns
+        ]
+        if keys:
+            parts.append(f"PRIMARY KEY ({self._listed(keys)})")
+        return f"CREATE TABLE IF NOT EXISTS {self.quote_table(table)} ({', '.join(parts)}) ENGINE=InnoDB"
+
+    def create_stage(self, stage: TableName, columns: Sequence[Column]) -> str:
+        writer = f"varchar({MAX_STAMP_CHARACTERS}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        return (
+            f"CREATE TABLE IF NOT EXISTS {self.quote_table(stage)} ({self._typed(columns)}, "
+            f"{self.quote(WRITER_COLUMN)} {writer}) ENGINE=InnoDB"
+        )
+
+    async def stages(self, session: SqlSession, prefix: str) -> list[TableName]:
+        found = await session.fetch(
+            "SELECT TABLE_NAME FROM information_schema.TABLES "
+            "WHERE TABLE_SCHEMA = DATABASE() AND LEFT(TABLE_NAME, %s) = %s",
+            (len(prefix), prefix),
+        )
+        return [TableName(None, str(name)) for (name,) in found]
+
+    async def clear_stage(self, session: SqlSession, stage: TableName) -> None:
+        name = self.quote_table(stage)
+        if not await session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+            return
+        # This commits, and gives the sink's row free, in the same statement. A successor that took it in that
+        # moment, and had rows here already, would find some missing by their number, and write them again.
+        timeouts = await session.fetch("SELECT @@lock_wait_timeout")
+        await session.execute("SET SESSION lock_wait_timeout = %s", (CLEAR_LOCK_TIMEOUT_S,))
+        try:
+            await session.execute(f"TRUNCATE TABLE {name}")
+        finally:
+            await session.execute("SET SESSION lock_wait_timeout = %s", timeouts[0])
+
+    def create_merge_table(self, layout: Layout) -> str:
+        # The session empties it before the next transaction.
+        return (
+            f"CREATE TEMPORARY TABLE IF NOT EXISTS {self.quote(MERGE_TABLE)} ({self._typed(layout.staged)}) "
+            f"ENGINE=InnoDB"
+        )
+
+    # What an epoch does
+
+    def insert_sink(self) -> str:
+        # Looks first, without a lock: the row may be locked by an owner that is about to be ended.
+        sinks = self.quote(SINKS_TABLE)
+        return (
+            f"INSERT IGNORE INTO {sinks} (sink_id, owner, owner_info, epoch, query_id, offsets_digest) "
+            f"SELECT wanted.sink_id, 0, '', -1, '', '' FROM "
+            f"(SELECT CAST(%s AS CHAR(200)) COLLATE utf8mb4_bin AS sink_id) AS wanted "
+            f"WHERE NOT EXISTS (SELECT 1 FROM {sinks} AS known WHERE known.sink_id = wanted.sink_id)"
+        )
+
+    def upsert(self, layout: Layout, winners: str) -> str:
+        replaced = [name for name in layout.names if name not in layout.keys]
+        if replaced:
+            changes = ", ".join(f"{self.quote(name)} = VALUES({self.quote(name)})" for name in replaced)
+        else:
+            key = self.quote(layout.keys[0])
+            changes = f"{key} = {self.quote_table(layout.table)}.{key}"
+        return (
+            f"INSERT INTO {self.quote_table(layout.table)} ({self._listed(layout.names)}) {winners} "
+            f"ON DUPLICATE KEY UPDATE {changes}"
+        )
+
+    def delete(self, layout: Layout, losers: str) -> str:
+        same_key = " AND ".join(f"target.{self.quote(key)} = losers.{self.quote(key)}" for key in layout.keys)
+        table = self.quote_table(layout.table)
+        return f"DELETE target FROM {table} AS target JOIN ({losers}) AS losers ON {same_key}"
+
+    # Other sessions. An owner holds its label as a named lock, and so is found again.
+
+    async def is_alive(self, session: SqlSession, session_id: int, label: str) -> bool:
+        return await session.fetch("SELECT IS_USED_LOCK(%s)", (label,)) == [(session_id,)]
+
+    async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
+        if session_id != session.session_id and await self.is_alive(session, session_id, label):
+            await session.execute(f"KILL {session_id}")
+
+    async def end_writers(self, session: SqlSession, label_prefix: str) -> None:
+        """Only a writer that is in the midst of a statement holds locks; the statement names the stage."""
+        stage = f"{STAGE_PREFIX}{label_prefix.split(':')[1]}_"
+        found = await session.fetch(
+            "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() "
+            "AND LEFT(INFO, 6) IN ('LOAD D', 'INSERT') AND LOCATE(%s, INFO) > 0",
+            (f"INTO TABLE `{stage}",),
+        )
+        found += await session.fetch(
+            "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() "
+            "AND LOCATE(%s, INFO) = 1",
+            (f"INSERT INTO `{stage}",),
+        )
+        for (session_id,) in found:
+            await session.execute("KILL %s", (session_id,))
+
+    def _listed(self, names: Sequence[str]) -> str:
+        return ", ".join(self.quote(name) for name in names)
+
+    def _typed(self, columns: Sequence[Column]) -> str:
+        return ", ".join(
+            f"{self.quote(column.name)} {column.type_name.replace('%', '%%')} NULL" for column in columns
+        )
+
+
+def _table_column(cells: list[str | None], json_columns: frozenset[str]) -> TableColumn:
+    name, type_name, nullable, default, extra, charset, collation = cells
+    assert name is not None and type_name is not None
+    extras = (extra or "").upper()
+    if name in json_columns:
+        type_name = "json"
+    elif charset is not None and parse_type(type_name).name in TEXTS:
+        type_name = f"{type_name} CHARACTER SET {charset} COLLATE {collation}"
+    # MariaDB says NULL for a column that has no default but null.
+    has_default = (default is not None and default != "NULL") or "AUTO_INCREMENT" in extras
+    is_generated = any(word in extras for word in _GENERATED)
+    return TableColumn(name, type_name, nullable == "YES", has_default or "INVISIBLE" in extras, is_generated)
+
+
+def _check_version(session: MySQLSession) -> None:
+    text = session.version.split("-MariaDB")[0].removeprefix("5.5.5-")
+    numbers = tuple(int(part) for part in text.split("-")[0].split(".")[:2] if part.isdecimal())
+    least = MIN_MARIADB if session.is_mariadb else MIN_MYSQL
+    if numbers < least:
+        raise InitFailed(
+            f"the server is {session.version}: this sink needs MySQL {MIN_MYSQL[0]}.{MIN_MYSQL[1]} or "
+            f"MariaDB {MIN_MARIADB[0]}.{MIN_MARIADB[1]}, or later"
+        )

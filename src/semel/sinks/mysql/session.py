@@ -1,0 +1,388 @@
+"""A connection to MySQL or MariaDB, by PyMySQL on a thread of its own, and what its errors mean."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pymysql
+
+from semel.sinks.mysql.connection import LoadingConnection
+from semel.sinks.mysql.text_rows import Kind, kind_of, lines, tuples
+from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Loaded, SqlSession, SqlValue
+from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.names import MERGE_TABLE, WRITER_COLUMN, TableName
+
+T = TypeVar("T")
+
+DEFAULT_PORT: Final = 3306
+CONNECT_TIMEOUT_S: Final = 10.0
+# A peer that is gone is noticed in half a minute.
+KEEPALIVE_IDLE_S: Final = 10
+KEEPALIVE_INTERVAL_S: Final = 5
+KEEPALIVE_COUNT: Final = 4
+TCP_USER_TIMEOUT_MS: Final = 30_000
+# How long a connection that was cut may take to notice.
+HANG_UP_TIMEOUT_S: Final = 1.0
+# How much of an INSERT is sent at a time, where the server does not allow LOAD DATA LOCAL.
+INSERT_BYTES: Final = 1024 * 1024
+# The label of an owner is held as a named lock, by which others find the connection.
+OWNER_LABEL_PREFIX: Final = "semel:"
+LABEL_LOCK_TIMEOUT_S: Final = 5
+MIN_LOCK_TIMEOUT_S: Final = 1
+
+# Errors in place of adjusted values, and zero is a value; nothing else that changes what is written.
+SQL_MODE: Final = "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+
+CAUSES: Final[Mapping[int, Cause]] = {
+    **dict.fromkeys((0, 2002, 2003, 2006, 2013, 2014, 2055), Cause.LOST),  # the client's own
+    **dict.fromkeys((1040, 1053, 1158, 1159, 1160, 1161, 1203, 1927, 4031), Cause.LOST),
+    **dict.fromkeys((1205, 3572), Cause.LOCKED),
+    **dict.fromkeys((1020, 1213), Cause.CONFLICT),
+    **dict.fromkeys(
+        (1048, 1062, 1136, 1153, 1172, 1261, 1262, 1263, 1264, 1265, 1292, 1364, 1366), Cause.ROW
+    ),
+    **dict.fromkeys((1367, 1406, 1411, 1451, 1452, 1526, 1586, 1644, 1690, 3140, 3819, 4025), Cause.ROW),
+    **dict.fromkeys((1044, 1045, 1095, 1142, 1143, 1227, 1370, 1410, 1698), Cause.DENIED),
+    **dict.fromkeys((1046, 1049, 1051, 1054, 1146), Cause.MISSING),
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Address:
+    """Where the server is and as whom to go there. `options` are PyMySQL's, such as `ssl_ca`."""
+
+    database: str
+    host: str = "localhost"
+    port: int = DEFAULT_PORT
+    unix_socket: str | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+    options: tuple[tuple[str, str | bool], ...] = ()
+
+
+async def connect(
+    address: Address, label: str, idle_timeout_s: float, *, local_infile: bool
+) -> "MySQLSession":
+    thread = ThreadPoolExecutor(1, thread_name_prefix="semel mysql")
+    dialing = asyncio.get_running_loop().run_in_executor(thread, _dial, address, local_infile)
+    try:
+        connection, wire = await asyncio.shield(dialing)
+    except asyncio.CancelledError:
+        dialing.add_done_callback(_hang_up_late)
+        thread.shutdown(wait=False)
+        raise
+    except (pymysql.Error, OSError) as error:
+        thread.shutdown(wait=False)
+        raise _failure(error, is_connecting=True) from error
+    session = MySQLSession(connection, wire, thread, local_infile)
+    try:
+        await session.set_up(label, idle_timeout_s)
+    except BaseException:
+        await session.close()
+        raise
+    return session
+
+
+def _dial(address: Address, local_infile: bool) -> tuple[LoadingConnection, socket.socket]:
+    """The connection, and another handle on its socket, by which it can be cut from another thread."""
+    if address.unix_socket is not None:
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        raw.settimeout(CONNECT_TIMEOUT_S)
+        raw.connect(address.unix_socket)
+    else:
+        raw = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
+        _keep_alive(raw)
+    wire = socket.socket(raw.family, raw.type, fileno=os.dup(raw.fileno()))
+    try:
+        connection = LoadingConnection(
+            host=address.host,
+            port=address.port,
+            user=address.user,
+            password=address.password,
+            database=address.database,
+            charset="utf8mb4",
+            autocommit=True,
+            local_infile=local_infile,
+            sql_mode=SQL_MODE,
+            defer_connect=True,
+            **dict(address.options),
+        )
+        connection.connect(raw)
+    except BaseException:
+        wire.close()
+        raw.close()
+        raise
+    return connection, wire
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+        ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
+    )
+    for name, value in options:
+        if (option := getattr(socket, name, None)) is not None:  # not every system has them
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class MySQLSession(SqlSession):
+    """One connection, in autocommit between `begin` and `commit`."""
+
+    def __init__(
+        self,
+        connection: LoadingConnection,
+        wire: socket.socket,
+        thread: ThreadPoolExecutor,
+        local_infile: bool,
+    ) -> None:
+        self._connection = connection
+        self._wire = wire
+        self._thread = thread
+        self._is_cut = False
+        self._is_in_transaction = False
+        self._is_merge_table_used = False
+        self._wants_local_infile = local_infile
+        self.loads_files = False
+        """Whether rows go by LOAD DATA LOCAL; by multi-row INSERT otherwise."""
+        self.is_mariadb = "mariadb" in connection.get_server_info().lower()
+        self.version = connection.get_server_info()
+        self._insert_bytes = INSERT_BYTES
+        self.session_id = connection.thread_id()
+
+    async def set_up(self, label: str, idle_timeout_s: float) -> None:
+        await self._call(self._set_up, label, idle_timeout_s)
+
+    def _set_up(self, label: str, idle_timeout_s: float) -> None:
+        # Read committed: moving rows out of the stage must not wait for writers that are still at it.
+        self._execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE")
+        self._execute(
+            "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', foreign_key_checks = 1"
+        )
+        if self.is_mariadb:
+            self._execute("SET SESSION idle_transaction_timeout = %s", (ceil(idle_timeout_s),))
+        ((allowed, packet),) = self._fetch("SELECT @@local_infile, @@max_allowed_packet")
+        self.loads_files = bool(allowed) and self._wants_local_infile
+        self._insert_bytes = min(INSERT_BYTES, int(packet or INSERT_BYTES) // 2)
+        if label.startswith(OWNER_LABEL_PREFIX):
+            self._hold_label(label)
+
+    def _hold_label(self, label: str) -> None:
+        """Others find this connection by its label. Nobody but this very owner can have it."""
+        if self._fetch("SELECT GET_LOCK(%s, 0)", (label,)) != [(1,)]:
+            ((lost,),) = self._fetch("SELECT IS_USED_LOCK(%s)", (label,))
+            if isinstance(lost, int):
+                with contextlib.suppress(pymysql.Error):  # it may end by itself meanwhile
+                    self._execute(f"KILL {lost}")
+            self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S))
+
+    # The contract
+
+    async def execute(self, statement: str, parameters: Sequence[SqlValue] = ()) -> int:
+        return await self._call(self._execute, statement, parameters)
+
+    async def fetch(self, statement: str, parameters: Sequence[SqlValue] = ()) -> list[tuple[SqlValue, ...]]:
+        return await self._call(self._fetch, statement, parameters)
+
+    async def load(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
+        return await self._call(self._load, table, columns, rows, stamp)
+
+    async def begin(self) -> None:
+        await self._call(self._begin)
+
+    async def commit(self) -> None:
+        await self._call(self._end, "COMMIT")
+
+    async def rollback(self) -> None:
+        await self._call(self._end, "ROLLBACK")
+
+    async def set_lock_timeout(self, seconds: float) -> None:
+        timeout_s = max(MIN_LOCK_TIMEOUT_S, ceil(seconds))
+        await self.execute(
+            "SET SESSION innodb_lock_wait_timeout = %s, lock_wait_timeout = %s", (timeout_s, timeout_s)
+        )
+
+    async def close(self) -> None:
+        # Said goodbye to or not, the server rolls back; a server that does not answer is not waited for.
+        self._is_cut = True
+        with contextlib.suppress(OSError):
+            self._wire.shutdown(socket.SHUT_RDWR)
+        self._wire.close()
+        self._thread.submit(_close, self._connection)
+        self._thread.shutdown(wait=False)
+
+    # On the thread
+
+    def _execute(self, statement: str, parameters: Sequence[SqlValue] = ()) -> int:
+        with self._connection.cursor() as cursor:
+            # Always with parameters: names are quoted for statements in which a percent sign is doubled.
+            return int(cursor.execute(statement, tuple(parameters)))
+
+    def _fetch(self, statement: str, parameters: Sequence[SqlValue] = ()) -> list[tuple[SqlValue, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, tuple(parameters))
+            return list(cursor.fetchall())
+
+    def _begin(self) -> None:
+        if self._is_merge_table_used:
+            self._execute(f"TRUNCATE TABLE {quote(MERGE_TABLE)}")
+            self._is_merge_table_used = False
+        self._execute("START TRANSACTION")
+        self._is_in_transaction = True
+
+    def _end(self, how: str) -> None:
+        self._is_in_transaction = False
+        self._execute(how)
+
+    def _load(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
+        """In a transaction of its own, if none is open: the server takes good rows and skips bad ones."""
+        self._is_merge_table_used = self._is_merge_table_used or table.name == MERGE_TABLE
+        if self._is_in_transaction:
+            return self._send(table, columns, rows, stamp)
+        self._begin()
+        try:
+            loaded = self._send(table, columns, rows, stamp)
+        except BaseException:
+            with contextlib.suppress(pymysql.Error, OSError):
+                self._end("ROLLBACK")
+            raise
+        self._end("COMMIT")
+        return loaded
+
+    def _send(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
+        if self.loads_files:
+            kinds = [kind_of(_plain(rows.column(index).type)) for index in range(len(columns))]
+            statement = load_statement(table, columns, kinds, self._literal(stamp))
+            taken = self._connection.load(statement.encode(), lines(columns, rows))
+            self._refuse_warnings(taken, rows.num_rows)
+            return Loaded(taken, self._connection.sent_bytes)
+        return self._insert(table, columns, rows, stamp)
+
+    def _insert(
+        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
+    ) -> Loaded:
+        names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
+        listed = ", ".join(quote(name) for name in names)
+        start = f"INSERT INTO {quote_table(table)} ({listed}) VALUES ".encode()
+        last = "" if stamp is None else f",{self._literal(stamp)}"
+        taken = sent = 0
+        for part in tuples(columns, rows, last, self._insert_bytes):
+            taken += int(self._connection.query(start + part))
+            self._refuse_warnings(taken, rows.num_rows)
+            sent += len(part)
+        return Loaded(taken, sent)
+
+    def _refuse_warnings(self, taken: int, sent: int) -> None:
+        """A warning means that a row was changed or left out: to take that for success would lose rows."""
+        warnings = self._connection.show_warnings()
+        if warnings:
+            _, code, message = warnings[0]
+            more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
+            raise SqlFailure(
+                f"{message} (error {code}{more}); {taken} of {sent} rows were taken", _cause_of_row(code)
+            )
+
+    def _literal(self, text: str | None) -> str | None:
+        return None if text is None else str(self._connection.escape(text))
+
+    # Threads
+
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Runs the work on the connection's thread. A cancellation cuts the connection, and does not wait."""
+        if self._is_cut:
+            raise SqlFailure("the connection was cut by a cancellation", Cause.LOST)
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.shield(future)
+        except (pymysql.Error, OSError) as error:
+            raise _failure(error) from error
+        except asyncio.CancelledError:
+            self._is_cut = True
+            with contextlib.suppress(OSError):
+                self._wire.shutdown(socket.SHUT_RDWR)
+            await asyncio.wait({future}, timeout=HANG_UP_TIMEOUT_S)
+            if future.done() and not future.cancelled():
+                future.exception()  # it is expected, and seen
+            raise
+
+
+def load_statement(
+    table: TableName, columns: Sequence[Column], kinds: Sequence[Kind], stamp: str | None
+) -> str:
+    targets: list[str] = []
+    settings: list[str] = []
+    for index, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
+        if kind is Kind.BYTES:
+            targets.append(f"@semel_{index}")
+            settings.append(f"{quote(column.name)} = UNHEX(@semel_{index})")
+        else:
+            targets.append(quote(column.name))
+    if stamp is not None:
+        settings.append(f"{quote(WRITER_COLUMN)} = {stamp}")
+    assigned = f" SET {', '.join(settings)}" if settings else ""
+    return (
+        f"LOAD DATA LOCAL INFILE 'semel' INTO TABLE {quote_table(table)} CHARACTER SET utf8mb4 "
+        r"FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
+        f"({', '.join(targets)}, @semel_end){assigned}"
+    )
+
+
+def quote(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def quote_table(table: TableName) -> str:
+    return quote(table.name) if table.schema is None else f"{quote(table.schema)}.{quote(table.name)}"
+
+
+def _plain(arrow_type: pa.DataType) -> pa.DataType:
+    return arrow_type.storage_type if isinstance(arrow_type, pa.BaseExtensionType) else arrow_type
+
+
+def _cause_of_row(code: int) -> Cause:
+    cause = CAUSES.get(code, Cause.ROW)
+    return cause if cause in (Cause.LOCKED, Cause.CONFLICT) else Cause.ROW
+
+
+def _close(connection: LoadingConnection) -> None:
+    with contextlib.suppress(pymysql.Error, OSError):
+        connection.close()
+
+
+def _hang_up_late(dialing: "asyncio.Future[tuple[LoadingConnection, socket.socket]]") -> None:
+    if not dialing.cancelled() and dialing.exception() is None:
+        connection, wire = dialing.result()
+        wire.close()
+        threading.Thread(target=_close, args=(connection,), daemon=True).start()
+
+
+def _failure(error: Exception, *, is_connecting: bool = False) -> SqlFailure:
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else None
+    if isinstance(error, OSError):
+        return SqlFailure(f"the connection was lost: {error}", Cause.LOST)
+    text = str(error.args[1]) if len(error.args) > 1 else str(error)
+    unknown = Cause.LOST if is_connecting else Cause.OTHER
+    cause = (
+        unknown
+        if code is None
+        else CAUSES.get(code, unknown if code >= 2000 and code < 3000 else Cause.OTHER)
+    )
+    return SqlFailure(f"{text or 'the connection was lost'} (error {code})", cause)
