@@ -15,7 +15,7 @@ a gateway has one for each of its clients.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -101,9 +101,7 @@ class Channel:
 
         What the handler leaves open is acknowledged; what it raises is logged, and the delivery comes again.
         """
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(concurrency):
-                workers.create_task(self._work(handler))
+        await run_all([self._work(handler) for _ in range(concurrency)])
 
     async def _work(self, handler: Callable[[Delivery], Awaitable[object]]) -> None:
         async for delivery in self:
@@ -491,6 +489,17 @@ class Subscription:
 
     def _member_metadata(self) -> GroupMetadata:
         return self._member.metadata
+
+
+async def run_all(works: Iterable[Coroutine[object, object, None]]) -> None:
+    """Runs them side by side; the first error ends all of them, and is raised as it is."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Subscribing:
