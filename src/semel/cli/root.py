@@ -45,8 +45,15 @@ SUBCOMMANDS: Final = {
     "topic": Subcommand("semel.cli.topic", "Create, list, describe, alter and delete topics."),
     "produce": Subcommand("semel.cli.produce", "Send lines from stdin to a topic."),
     "consume": Subcommand("semel.cli.consume", "Print the records of a topic."),
+    "run": Subcommand("semel.cli.run", "Keep a pipeline on Spark running."),
+    "spark": Subcommand("semel.cli.spark", "See whether this machine has what Spark needs."),
+    "subscription": Subcommand(
+        "semel.cli.subscription", "See subscriptions, and redrive their dead letters."
+    ),
+    "stages": Subcommand("semel.cli.stages", "Run the stages of a module, each a subscription."),
     "txn": Subcommand("semel.cli.txn", "See, find and abort transactions."),
     "group": Subcommand("semel.cli.group", "List, describe, reset and delete consumer groups."),
+    "sink": Subcommand("semel.cli.sink", "See what transactional sinks have committed; set a marker."),
     "config": Subcommand("semel.cli.config", "Show the broker's settings and where each comes from."),
     "journal": Subcommand("semel.cli.journal", "Check and repair the files of a stopped broker."),
     "bench": Subcommand("semel.cli.bench", "Measure a broker, Semel or any Kafka."),
@@ -90,7 +97,7 @@ class RootGroup(click.Group):
 @click.group(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="semel %(version)s", help="Print the version and exit.")
 def root() -> None:
-    """Exactly-once for stream pipelines: a transactional broker that speaks Kafka's protocol.
+    """Exactly-once for stream pipelines: on Spark, in Python, with a broker that speaks Kafka's protocol.
 
     Commands that talk to a broker find it with --bootstrap or SEMEL_BOOTSTRAP.
     """
