@@ -6,6 +6,8 @@ tell who did it.
 """
 
 import asyncio
+import os
+import socket
 from typing import Final
 
 from semel.client.cluster import Cluster
@@ -83,3 +85,16 @@ def parse_marker(group_id: str, committed: CommittedOffset) -> tuple[Marker, Own
             f"group {group_id!r} holds an offset that is no marker of a sink: somebody else uses that group, "
             "or has reset it. Give the sink another name, or `semel sink adopt` it"
         ) from error
+
+
+def is_alive(owner: Owner) -> bool:
+    """Whether an owner is another process of this machine that still runs; of others nothing is known."""
+    if owner.host != socket.gethostname() or owner.pid == os.getpid():
+        return False
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -14,8 +14,6 @@ are one cluster.
 
 import asyncio
 import logging
-import os
-import socket
 from typing import Final
 
 from semel.client.admin import Admin, config_value
@@ -38,7 +36,7 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
-from semel.sinks.kafka.markers import MarkerStore, transactional_id_of
+from semel.sinks.kafka.markers import MarkerStore, is_alive, transactional_id_of
 from semel.sinks.kafka.rows import RecordLayout
 from semel.sinks.kafka.topics import TopicShape, read_shape
 from semel.sinks.kafka.writer import KafkaPlan, WriterSettings
@@ -199,7 +197,7 @@ class KafkaSink(TransactionalSink):
                     "fence_on_open is off. Stop that one, or wait for its transaction to time out"
                 )
         found = await self._markers.read(cluster)
-        if found is not None and _is_alive(found[1]):
+        if found is not None and is_alive(found[1]):
             raise InitFailed(
                 f"sink {self.sink_id!r} is open in {found[1]}, and fence_on_open is off. Stop that one first"
             )
@@ -387,16 +385,3 @@ def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, Committe
         for topic, partitions in source_offsets.offsets.items()
         for partition, offset in partitions.items()
     }
-
-
-def _is_alive(owner: Owner) -> bool:
-    """Whether an owner is another process of this machine that still runs; of others nothing is known."""
-    if owner.host != socket.gethostname() or owner.pid == os.getpid():
-        return False
-    try:
-        os.kill(owner.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
