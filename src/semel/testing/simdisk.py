@@ -118,10 +118,26 @@ class _Node:
         self.lost.discard(sector)
 
     def sync(self) -> None:
+        if not self.lost:
+            # The disk then lacks nothing but what is dirty: both are the same afterwards.
+            self.durable[:] = self.cached
+            self.dirty.clear()
+            self.cut = None
+            return
         self.cut_durable()
         for sector in sorted(self.dirty):
             self.write_back(sector)
         _resize(self.durable, len(self.cached))
+
+    def copy(self) -> "_Node":
+        twin = _Node()
+        twin.cached[:] = self.cached
+        twin.durable[:] = self.durable
+        twin.dirty = set(self.dirty)
+        twin.lost = set(self.lost)
+        twin.cut = self.cut
+        twin.room = self.room
+        return twin
 
     def cut_durable(self) -> None:
         """Bring the cut to the disk."""
@@ -352,9 +368,26 @@ class SimDisk:
 
     def fork(self, dice: random.Random) -> "SimDisk":
         """A copy of the disk as it is now, with other luck: crash it, and see what would be left."""
-        twin = copy.deepcopy(self)
+        nodes = {id(node): node.copy() for node in self._nodes()}
+        twin = SimDisk(0, copy.deepcopy(self.faults))
+        twin.life = self.life
+        twin.locks = set(self.locks)
         twin._random = dice
+        twin._names = {path: nodes[id(node)] for path, node in self._names.items()}
+        twin._durable_names = {path: nodes[id(node)] for path, node in self._durable_names.items()}
+        twin._changes = [
+            _Change(change.path, None if change.node is None else nodes[id(change.node)], change.moved_from)
+            for change in self._changes
+        ]
+        twin._directories = set(self._directories)
+        twin._volatile_directories = set(self._volatile_directories)
+        twin._dark = self._dark
         return twin
+
+    def _nodes(self) -> list[_Node]:
+        """Every file that has a name, had one, or may have one again after a crash."""
+        changed = [change.node for change in self._changes if change.node is not None]
+        return [*self._names.values(), *self._durable_names.values(), *changed]
 
     def corrupt(self, path: Path, offset: int, mask: int = 0xFF) -> None:
         """Flip bits of a byte, in the cache and on the disk."""

@@ -447,6 +447,7 @@ def test_deleting_waits_for_the_end_of_a_compaction(store: Store) -> None:
     assert_sound(partition)
 
 
+@pytest.mark.parametrize("disk", ["memory"], indirect=True)  # A hundred files synced tell no more.
 def test_a_compaction_of_a_dropped_topic_ends_quietly(store: Store) -> None:
     partition = store.partition(TOPIC_ID, 0)
     put(partition, [keyed(i, ("a", "x" * 400)) for i in range(200)], COMPACTED)
@@ -558,7 +559,7 @@ class Model:
 
 
 @given(steps, st.integers(0, 3))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_readers_find_the_same_latest_values_as_in_the_whole_log(script: list[Step], key_map: int) -> None:
     disk = MemoryDisk()
     store_settings = StorageSettings(max_key_map_bytes=200 * (3 + 10 * key_map))
@@ -721,6 +722,7 @@ def test_a_failed_operation_leaves_something_to_go_on_with() -> None:
     assert broken
 
 
+@pytest.mark.parametrize("disk", ["memory"], indirect=True)  # A hundred files synced tell no more.
 def test_many_segments_take_several_runs(store: Store) -> None:
     partition = store.partition(TOPIC_ID, 0)
     put(partition, [keyed(i, (f"k{i % 7}", "x" * 400)) for i in range(200)], COMPACTED)

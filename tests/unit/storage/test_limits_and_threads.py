@@ -23,7 +23,7 @@ MAX_IDLE_BYTES = 2_000
 def test_an_idle_partition_takes_little_memory() -> None:
     disk = MemoryDisk()
     store = Store(disk, Path("/segments"))
-    count = 500
+    count = 200
     for i in range(count):
         partition = store.partition(TOPIC_ID, i)
         put(partition, [batch_at(j) for j in range(5)], LogSettings())

@@ -57,20 +57,23 @@ def test_request_headers_are_what_kio_writes(client_id: str | None) -> None:
         assert pos == len(expected)
 
 
-@pytest.mark.parametrize("message", MESSAGE_VERSIONS, ids=str)
-def test_every_message_has_the_header_that_kio_gives_it(message: MessageVersion) -> None:
-    if message.kind == "data":
-        return
+def test_every_message_has_the_header_that_kio_gives_it() -> None:
+    for message in MESSAGE_VERSIONS:
+        if message.kind != "data":
+            check_header(message)
+
+
+def check_header(message: MessageVersion) -> None:
     name = f"kio.schema.{message.module}.v{message.version}.{message.kind}"
     kio_type = getattr(__import__(name, fromlist=["x"]), message.message_type.__name__)
     expected = int(kio_type.__header_schema__.__version__)
     api = APIS[message.message_type.API_KEY]
     if message.kind == "request":
-        assert api.request_header_version(message.version) == expected
+        assert api.request_header_version(message.version) == expected, message
         frame = joined(request_frame(message.message_type(), message.version, 1, "c"))
         assert decode_request_header(memoryview(frame), 4)[1] == 4 + 8 + 3 + (expected == 2)
     else:
-        assert api.response_header_version(message.version) == expected
+        assert api.response_header_version(message.version) == expected, message
         frame = joined(response_frame(api.key, message.version, 1, message.message_type()))
         assert decode_response_header(memoryview(frame)[4:], api.key, message.version) == (1, 4 + expected)
 

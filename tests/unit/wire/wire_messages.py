@@ -42,11 +42,19 @@ MESSAGE_TYPES = [
     (module, kind, getattr(importlib.import_module(f"semel.wire.messages.{module}"), name))
     for module, kind, name in _named()
 ]
-MESSAGE_VERSIONS = [
-    MessageVersion(module, kind, message_type, version)
+MESSAGES = [
+    [
+        MessageVersion(module, kind, message_type, version)
+        for version in range(message_type.MIN_VERSION, message_type.MAX_VERSION + 1)
+    ]
     for module, kind, message_type in MESSAGE_TYPES
-    for version in range(message_type.MIN_VERSION, message_type.MAX_VERSION + 1)
 ]
+"""Every message, in all its versions: five hundred tests would take longer to begin than to run."""
+MESSAGE_VERSIONS = [version for versions in MESSAGES for version in versions]
+
+
+def message_name(versions: list[MessageVersion]) -> str:
+    return str(versions[0].message_type.__name__)
 
 
 def encoded(message: Any, version: int) -> bytes:

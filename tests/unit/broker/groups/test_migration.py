@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -24,6 +25,7 @@ from semel.wire.messages.consumer_protocol_subscription import ConsumerProtocolS
 from semel.wire.messages.consumer_protocol_subscription import TopicPartition as Owned
 from semel.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 
+SEEDS = int(os.environ.get("TEST_SIMULATION_SEEDS", "30"))
 NOTHING: Partitions = frozenset()
 
 
@@ -471,7 +473,7 @@ def test_a_classic_member_commits_in_its_generation() -> None:
     assert bench.commit("events", 2, member=old.client) == ErrorCode.ILLEGAL_GENERATION
 
 
-@pytest.mark.parametrize("first_seed", range(0, 60, 10))
+@pytest.mark.parametrize("first_seed", range(0, SEEDS, 10))
 def test_no_partition_has_two_owners_whoever_comes_and_goes(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 10):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from semel.broker.groups.sync_group import sync_group
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
-SEEDS = 60
+SEEDS = int(os.environ.get("TEST_SIMULATION_SEEDS", "30"))
 STEPS = 80
 REBALANCE_MS = 8_000
 SESSION_MS = 10_000
