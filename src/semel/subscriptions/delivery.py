@@ -81,6 +81,11 @@ class Dealt:
     def partition(self) -> int:
         return self._owner.where.partition
 
+    @property
+    def taken_back_because(self) -> str:
+        """Why it was taken from its subscriber; empty if it was not."""
+        return self._why
+
     def transaction(self) -> "Transaction":
         """The transaction that ends with this delivery's acknowledgement: the same each time."""
         if self._transaction is None:
