@@ -108,6 +108,7 @@ def status(sink_id: str, bootstrap: str, postgres: str | None, mysql: str | None
 @bootstrap_option
 @postgres_option
 @mysql_option
+@output_option
 def adopt(
     sink_id: str,
     epoch: int,
@@ -116,6 +117,7 @@ def adopt(
     bootstrap: str,
     postgres: str | None,
     mysql: str | None,
+    output: str,
 ) -> None:
     """Set the marker of SINK: its next epoch is EPOCH + 1, and EPOCH itself counts as written.
 
@@ -124,6 +126,9 @@ def adopt(
     low, and one that is not is lost if it is set too high. Whoever has the sink open is fenced.
     """
     _run(bootstrap, postgres, mysql, topic, lambda registry: registry.adopt(sink_id, epoch, query_id))
+    if output == "json":
+        print_json({"sink": sink_id, "epoch": epoch, "query_id": query_id})
+        return
     whose = "any query" if query_id == ANY_QUERY else f"query {query_id}"
     click.echo(f"sink {sink_id!r} goes on with epoch {epoch + 1}, from {whose}")
 
@@ -133,11 +138,15 @@ def adopt(
 @bootstrap_option
 @postgres_option
 @mysql_option
-def forget(sink_id: str, bootstrap: str, postgres: str | None, mysql: str | None) -> None:
+@output_option
+def forget(sink_id: str, bootstrap: str, postgres: str | None, mysql: str | None, output: str) -> None:
     """Remove the marker of SINK: it begins at epoch 0 again. Rows stay; whoever has it open is fenced."""
     if not _run(bootstrap, postgres, mysql, None, lambda registry: registry.forget(sink_id)):
         raise _unknown(sink_id)
-    click.echo(f"sink {sink_id!r} is forgotten: it begins at epoch 0")
+    if output == "json":
+        print_json({"sink": sink_id, "epoch": None})
+    else:
+        click.echo(f"sink {sink_id!r} is forgotten: it begins at epoch 0")
 
 
 def _run(
