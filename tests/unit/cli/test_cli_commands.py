@@ -16,7 +16,8 @@ from semel.wire.batch import read_header
 from semel.wire.records import Record, build_batch
 
 # Their output is a broker's log, records as --format says, and a script.
-WITHOUT_OUTPUT = [("serve",), ("consume",), ("completion",)]
+# They run until they are stopped, or print text that is for programs.
+WITHOUT_OUTPUT = [("serve",), ("consume",), ("completion",), ("run",), ("stages", "run"), ("gateway",)]
 
 
 def run(broker: FakeBroker | None, *arguments: str) -> Result:
