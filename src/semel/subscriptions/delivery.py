@@ -16,7 +16,12 @@ from typing import Final, NamedTuple, Self
 from semel.client.metadata import TopicPartition
 from semel.client.transactional_producer import TransactionalProducer
 from semel.errors import ConfigError, SemelError
-from semel.subscriptions.errors import DeliveryLostError, DeliveryStateError, TransactionRejectedError
+from semel.subscriptions.errors import (
+    DeliveryLostError,
+    DeliveryStateError,
+    OutcomeUnknownError,
+    TransactionRejectedError,
+)
 from semel.subscriptions.options import MAX_STATEMENTS
 from semel.subscriptions.owner import REJECTED_PAUSE_MS, PartitionOwner
 from semel.subscriptions.states import (
@@ -96,13 +101,14 @@ class Dealt:
     async def ack(self) -> None:
         """Acknowledges, and commits the transaction if there is one; returns when that is durable."""
         self.seal()
-        await asyncio.shield(self._end(self._commit()))
+        await self._wait_for(self._end(self._commit()))
 
     async def nack(self, reason: str = "", *, delay_ms: int | None = None) -> None:
         """Gives it back, to be dealt again after the back-off, or after `delay_ms`."""
         self._require_open("nack")
         self.enter(DeliveryState.RETURNED)
-        await asyncio.shield(self._end(self._roll_back(reason or "nack", counts=True, delay_ms=delay_ms)))
+        rolling_back = self._roll_back(reason or "nack", counts=True, delay_ms=delay_ms)
+        await self._wait_for(self._end(rolling_back))
 
     def take_back(self, reason: str, *, counts: bool) -> None:
         """Takes it from its subscriber, if that has not acknowledged it."""
@@ -149,6 +155,16 @@ class Dealt:
         self._timer.cancel()
         self._ending = self._owner.start(_run(work))
         return self._ending
+
+    async def _wait_for(self, ending: "asyncio.Task[None]") -> None:
+        """Waits for its end, which goes on if the waiting is cancelled."""
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            if not ending.cancelled():
+                raise
+            # The owner has given up: its partition is another's, who reads in the entry what became of this.
+            raise OutcomeUnknownError(f"{self} was lost while it was ended: {self._why}") from None
 
     async def _commit(self) -> None:
         transaction = self._transaction
