@@ -52,6 +52,7 @@ SUBCOMMANDS: Final = {
     ),
     "stages": Subcommand("semel.cli.stages", "Run the stages of a module, each a subscription."),
     "txn": Subcommand("semel.cli.txn", "See, find and abort transactions."),
+    "gateway": Subcommand("semel.cli.gateway", "Serve ACID subscriptions over gRPC."),
     "group": Subcommand("semel.cli.group", "List, describe, reset and delete consumer groups."),
     "sink": Subcommand("semel.cli.sink", "See what transactional sinks have committed; set a marker."),
     "config": Subcommand("semel.cli.config", "Show the broker's settings and where each comes from."),

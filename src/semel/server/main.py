@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final
 
 from semel.disk import OsDisk
@@ -25,16 +26,20 @@ GC_THRESHOLDS: Final = (50_000, 20, 50)
 """Requests leave no cycles behind, only connections and errors do: look for them seldom."""
 
 
-def serve(settings: Settings, *, in_memory: bool = False) -> int:
+Beside = Callable[[str], AbstractAsyncContextManager[object]]
+"""What runs in the broker's process as a client of it, by its address."""
+
+
+def serve(settings: Settings, *, in_memory: bool = False, beside: Beside = nullcontext) -> int:
     """Run until told to stop; the exit code of the process."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    run(_serve(settings, in_memory))
+    run(_serve(settings, in_memory, beside))
     return 0
 
 
-async def _serve(settings: Settings, in_memory: bool) -> None:
+async def _serve(settings: Settings, in_memory: bool, beside: Beside) -> None:
     stop = asyncio.Event()
     server = Server(settings, disk=None if in_memory else OsDisk(), on_fatal=stop.set)
     loop = asyncio.get_running_loop()
@@ -43,10 +48,13 @@ async def _serve(settings: Settings, in_memory: bool) -> None:
     await server.start()
     _settle()
     where = "in memory" if in_memory else str(server.node.layout.root)
-    print(f"ready {server.bootstrap} ({where})", flush=True)  # noqa: T201 - the line that scripts wait for
-    await stop.wait()
-    log.info("stopping: answering what is under way")
-    await server.stop()
+    try:
+        async with beside(server.bootstrap):
+            print(f"ready {server.bootstrap} ({where})", flush=True)  # noqa: T201 - scripts wait for this line
+            await stop.wait()
+            log.info("stopping: answering what is under way")
+    finally:
+        await server.stop()
     if server.node.fatal_error is not None:
         raise server.node.fatal_error
 

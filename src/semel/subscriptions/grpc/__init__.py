@@ -1,0 +1,16 @@
+"""ACID subscriptions over gRPC, for every language; see docs/grpc.md. Needs the extra `semel[grpc]`."""
+
+from importlib import import_module
+
+from semel.errors import ConfigError
+
+
+def require_extra() -> None:
+    """Says what to install where the packages of gRPC are missing."""
+    try:
+        for package in ("grpc", "grpc_health", "grpc_reflection", "google.protobuf"):
+            import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f"the gRPC service needs packages that are not installed ({error}): pip install 'semel[grpc]'"
+        ) from error
