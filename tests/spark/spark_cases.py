@@ -204,6 +204,11 @@ def create_topic(bootstrap: str, topic: str, partitions: int = 1, **configs: str
     asyncio.run(_with_admin(bootstrap, lambda admin: _create(admin, topic, partitions, named)))
 
 
+def alter_topic(bootstrap: str, topic: str, **configs: str) -> None:
+    named = {name.replace("_", "."): value for name, value in configs.items()}
+    asyncio.run(_with_admin(bootstrap, lambda admin: admin.alter_topic_configs(topic, assign=named)))
+
+
 def add_partitions(bootstrap: str, topic: str, total: int) -> None:
     asyncio.run(_with_admin(bootstrap, lambda admin: admin.create_partitions(topic, total)))
 
