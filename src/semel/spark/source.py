@@ -191,7 +191,7 @@ def _admit(begin: Offsets, latest: Offsets, wanted: ReadLimit) -> Offsets:
 def _read(options: SourceOptions, partition: RangePartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in the process of an executor's worker."""
     with asyncio.Runner() as runner:
-        cluster = Cluster(options.bootstrap)
+        cluster = Cluster(options.bootstrap, options.connection)
         fetch = runner.run(_open(cluster, partition.wanted, options))
         try:
             while not fetch.is_done:

@@ -5,7 +5,9 @@ Rules:
 - The end is an offset and never a count: what compaction, markers and aborted transactions leave out moves
   the position like everything else. A fetch may bring more than the range; that is the caller's to cut off.
 - The next fetch leaves before the batches of the last are looked at, and none leaves once the end is reached.
-- What may pass (a broker restarts, a leader moves) is retried for RETRY_TIMEOUT_MS without progress.
+- A fetch asks for about the bytes that the rest of the range takes, as far as that can be told: where batches
+  are kept small, most of what a large fetch brings would be thrown away.
+- What may pass (a broker restarts, a leader moves) is retried for as long as it may go on without progress.
 - Records that were there when the range was planned and are gone now are an error, or are skipped with a
   warning where the user said so (`failOnDataLoss`).
 """
@@ -16,7 +18,7 @@ from typing import Final, cast
 
 from semel.client.admin import EARLIEST, READ_COMMITTED, Admin
 from semel.client.cluster import Backoff, Cluster
-from semel.client.consumer import FETCH_LANE, FETCH_VERSION, AbortedFilter
+from semel.client.consumer import FETCH_VERSION, AbortedFilter
 from semel.client.errors import broker_error, check
 from semel.errors import ProtocolError, RetriableError, SemelError
 from semel.spark.source_offsets import OffsetRange
@@ -30,7 +32,10 @@ from semel.wire.messages.fetch import (
     PartitionData,
 )
 
-FETCH_BYTES: Final = 4 * 1024 * 1024
+MAX_FETCH_BYTES: Final = 4 * 1024 * 1024
+MIN_FETCH_BYTES: Final = 64 * 1024
+# What a record is taken to have until some were seen.
+GUESSED_RECORD_BYTES: Final = 1024
 FETCH_WAIT_MS: Final = 500
 # Longer than a broker takes to restart; Spark's own source waits as long for records.
 RETRY_TIMEOUT_MS: Final = 120_000
@@ -48,17 +53,25 @@ class RangeFetch:
     __slots__ = (
         "_admin",
         "_backoff",
+        "_bytes_seen",
         "_cluster",
         "_fails_on_data_loss",
         "_fetching",
         "_isolation_level",
         "_moved_at",
+        "_retry_timeout_ms",
         "position",
         "wanted",
     )
 
     def __init__(
-        self, cluster: Cluster, wanted: OffsetRange, *, isolation_level: int, fails_on_data_loss: bool
+        self,
+        cluster: Cluster,
+        wanted: OffsetRange,
+        *,
+        isolation_level: int,
+        fails_on_data_loss: bool,
+        retry_timeout_ms: int = RETRY_TIMEOUT_MS,
     ) -> None:
         self.position = wanted.start
         self._cluster = cluster
@@ -66,8 +79,10 @@ class RangeFetch:
         self.wanted = wanted  # it begins later where the first of its records turn out to be gone
         self._isolation_level = isolation_level
         self._fails_on_data_loss = fails_on_data_loss
+        self._retry_timeout_ms = retry_timeout_ms
         self._fetching: asyncio.Task[PartitionData] | None = None
         self._backoff = Backoff()
+        self._bytes_seen = 0
         self._moved_at = asyncio.get_running_loop().time()
 
     @property
@@ -100,7 +115,7 @@ class RangeFetch:
     async def _fetch(self) -> PartitionData:
         where = self.wanted.where
         leader_id = await self._cluster.leader_id(where)
-        connection = await self._cluster.connection(leader_id, FETCH_LANE)
+        connection = await self._cluster.connection(leader_id)
         response = await connection.request(
             self._request(),
             FetchResponse,
@@ -110,16 +125,23 @@ class RangeFetch:
         check(response.error_code, "a fetch was refused")
         return response.responses[0].partitions[0]
 
+    def _fetch_bytes(self) -> int:
+        read = self.position - self.wanted.start
+        record_bytes = self._bytes_seen / read if read > 0 and self._bytes_seen else GUESSED_RECORD_BYTES
+        rest_bytes = int((self.wanted.end - self.position) * record_bytes)
+        return min(max(rest_bytes + rest_bytes // 8, MIN_FETCH_BYTES), MAX_FETCH_BYTES)
+
     def _request(self) -> FetchRequest:
+        fetch_bytes = self._fetch_bytes()
         partition = FetchPartition(
             partition=self.wanted.where.partition,
             fetch_offset=self.position,
-            partition_max_bytes=FETCH_BYTES,
+            partition_max_bytes=fetch_bytes,
         )
         return FetchRequest(
             max_wait_ms=FETCH_WAIT_MS,
             min_bytes=1,
-            max_bytes=FETCH_BYTES,
+            max_bytes=fetch_bytes,
             isolation_level=self._isolation_level,
             topics=[FetchTopic(topic=self.wanted.where.topic, partitions=[partition])],
         )
@@ -147,6 +169,7 @@ class RangeFetch:
             if header.last_offset < position:
                 continue
             position = header.last_offset + 1
+            self._bytes_seen += header.size
             if visible and header.record_count and header.base_offset < end:
                 check_crc(batch, header)
                 found.append((header, batch))
@@ -178,7 +201,7 @@ class RangeFetch:
         """Nothing came: whoever planned the range has seen records up to its end, so they were there."""
         is_committed = self._isolation_level == READ_COMMITTED
         readable_end = answer.last_stable_offset if is_committed else answer.high_watermark
-        if self._stalled_ms() > RETRY_TIMEOUT_MS:
+        if self._stalled_ms() > self._retry_timeout_ms:
             where, end = self.wanted.where, self.wanted.end
             self._lose(
                 f"{where} ends at offset {readable_end}, where offsets up to {end - 1} were seen before"
@@ -197,7 +220,7 @@ class RangeFetch:
         return (asyncio.get_running_loop().time() - self._moved_at) * 1000
 
     async def _pause(self, error: RetriableError) -> None:
-        if self._stalled_ms() > RETRY_TIMEOUT_MS:
+        if self._stalled_ms() > self._retry_timeout_ms:
             raise error
         self._cluster.forget_all()
         await asyncio.sleep(self._backoff.next_pause_s(error))

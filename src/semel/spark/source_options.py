@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from semel.client.admin import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from semel.client.connection import ConnectionOptions
 from semel.client.metadata import parse_addresses
 from semel.errors import ConfigError
 from semel.spark.source_offsets import Offsets, parse
+from semel.spark.source_security import SECURITY_OPTIONS, read_security
 
 T = TypeVar("T")
 
@@ -31,9 +33,11 @@ KNOWN: Final = (
     FAIL_ON_DATA_LOSS,
     MIN_PARTITIONS,
     INCLUDE_HEADERS,
+    *SECURITY_OPTIONS,
 )
 CANONICAL: Final = {name.lower(): name for name in KNOWN}
 
+CLIENT_ID: Final = "semel-spark"
 ISOLATION_LEVELS: Final = {"read_committed": READ_COMMITTED, "read_uncommitted": READ_UNCOMMITTED}
 PLACES: Final = {"earliest": EARLIEST, "latest": LATEST}
 BOOLEANS: Final = {"true": True, "false": False}
@@ -44,6 +48,7 @@ class SourceOptions:
     """What to read, and how. `starting`, `ending`: EARLIEST, LATEST, or an offset for each partition."""
 
     bootstrap: str
+    connection: ConnectionOptions
     topics: tuple[str, ...]
     isolation_level: int
     starting: Offsets | int
@@ -59,11 +64,13 @@ class SourceOptions:
         options = _canonical(given)
         bootstrap = options.get(BOOTSTRAP, "")
         parse_addresses(bootstrap)
+        tls, sasl = read_security(options)
         ending = _place(options, ENDING_OFFSETS, "latest")
         if ending == EARLIEST:
             raise ConfigError(f"with {ENDING_OFFSETS}=earliest the batch ends where it begins: say latest")
         return cls(
             bootstrap=bootstrap,
+            connection=ConnectionOptions(client_id=CLIENT_ID, tls=tls, sasl=sasl),
             topics=_topics(options.get(SUBSCRIBE, "")),
             isolation_level=_choice(options, ISOLATION_LEVEL, ISOLATION_LEVELS, "read_committed"),
             starting=_place(options, STARTING_OFFSETS, "earliest"),

@@ -32,7 +32,7 @@ class Planner:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._runner = asyncio.Runner()
-        self._cluster = Cluster(options.bootstrap)
+        self._cluster = Cluster(options.bootstrap, options.connection)
         self._admin = Admin(self._cluster)
         self._partitions: list[TopicPartition] = []
         self._partitions_at = 0.0

@@ -1,0 +1,202 @@
+"""The driver's part of the reader, called as Spark calls it, against a broker of the tests."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_broker import FakeBroker, Partition, ThreadedBroker, hang_up
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from semel.errors import ConfigError, SemelError
+from semel.spark.source import RangePartition, SemelDataSource, SemelStreamReader
+from semel.spark.source_fetch import DataLostError
+from semel.wire.apis import ApiKey
+from semel.wire.batch import read_header
+from semel.wire.records import Record, build_batch
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with ThreadedBroker(FakeBroker({"t": 2, "u": 1})) as running:
+        yield running
+
+
+def fill(broker: FakeBroker, topic: str, partition: int, records: int) -> None:
+    for _ in range(records):
+        batch = build_batch([Record(None, b"x", 0)])
+        broker.topics[topic][partition].store(batch, read_header(batch))
+
+
+def stream(broker: FakeBroker, topics: str = "t", **options: str) -> SemelStreamReader:
+    given = {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topics, **options}
+    source = SemelDataSource(given)
+    return source.streamReader(source.schema())
+
+
+def ranges(reader: SemelStreamReader, start: Any, end: Any) -> list[tuple[str, int, int, int]]:
+    wanted = [each.wanted for each in reader.partitions(start, end) if isinstance(each, RangePartition)]
+    return [(each.where.topic, each.where.partition, each.start, each.end) for each in wanted]
+
+
+def catch_up(reader: SemelStreamReader, limit: ReadLimit) -> list[Any]:
+    """The ends of all batches, as Spark would run them, until nothing is left."""
+    ends = [reader.initialOffset()]
+    while (end := reader.latestOffset(ends[-1], limit)) != ends[-1]:
+        ends.append(end)
+    reader.stop()
+    return ends
+
+
+def test_a_batch_goes_from_the_beginning_to_the_end(broker: FakeBroker) -> None:
+    fill(broker, "t", 1, 7)
+    reader = stream(broker, "u,t")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert json.dumps(end) == '{"t": {"0": 0, "1": 7}, "u": {"0": 0}}'
+    assert ranges(reader, start, end) == [("t", 1, 0, 7)]
+    assert reader.reportLatestOffset() == end
+    reader.stop()
+
+
+def test_a_limit_is_kept_and_all_comes_in_the_end(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 50)
+    fill(broker, "t", 1, 30)
+    reader = stream(broker, maxOffsetsPerTrigger="20")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(20)
+    ends = catch_up(reader, limit)
+    assert ends[1] == {"t": {"0": 12, "1": 7}}
+    assert ends[-1] == {"t": {"0": 50, "1": 30}}
+
+
+def test_without_a_limit_the_engine_is_told_to_take_everything(broker: FakeBroker) -> None:
+    assert stream(broker).getDefaultReadLimit() == ALL
+
+
+def test_available_now_does_not_go_past_what_there_was(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 5)
+    reader = stream(broker)
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    fill(broker, "t", 0, 5)
+    end = reader.latestOffset(start, ALL)
+    assert end == {"t": {"0": 5, "1": 0}}
+    assert reader.latestOffset(end, ALL) == end
+    reader.stop()
+
+
+def test_the_first_batch_from_the_latest_is_empty_also_when_it_is_planned_again(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 5)
+    first = stream(broker, startingOffsets="latest")
+    start = first.initialOffset()
+    fill(broker, "t", 0, 3)
+    assert first.initialOffset() == start
+    logged = first.latestOffset(start, ALL)
+    assert logged == start == {"t": {"0": 5, "1": 0}}
+    assert first.latestOffset(start, ALL) == {"t": {"0": 8, "1": 0}}
+    first.stop()
+
+    again = stream(broker, startingOffsets="latest")
+    assert again.initialOffset() == {"t": {"0": 8, "1": 0}}
+    assert ranges(again, again.initialOffset(), logged) == []
+    end = again.latestOffset(logged, ALL)
+    assert ranges(again, logged, end) == [("t", 0, 5, 8)]
+    again.stop()
+
+
+def test_a_new_partition_is_read_from_its_beginning_and_must_have_one(broker: FakeBroker) -> None:
+    reader = stream(broker)
+    start = reader.initialOffset()
+    broker.topics["t"].append(Partition())
+    fill(broker, "t", 2, 4)
+    reader.stop()
+    later = stream(broker)
+    end = later.latestOffset(start, ALL)
+    assert ranges(later, start, end) == [("t", 2, 0, 4)]
+    broker.topics["t"][2].log_start_offset = 3
+    with pytest.raises(DataLostError, match="t-2 is new to this query, and begins at offset 3"):
+        later.partitions(start, end)
+    later.stop()
+    lenient = stream(broker, failOnDataLoss="false")
+    assert ranges(lenient, start, end) == [("t", 2, 3, 4)]
+    lenient.stop()
+
+
+def test_a_topic_that_was_made_anew_is_an_error_or_begins_again(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 3)
+    before = {"t": {"0": 9, "1": 0}}
+    strict = stream(broker)
+    with pytest.raises(DataLostError, match="t-0 was read up to offset 9, and ends at 3 now"):
+        strict.latestOffset(before, ALL)
+    strict.stop()
+    lenient = stream(broker, failOnDataLoss="false")
+    end = lenient.latestOffset(before, ALL)
+    assert end == {"t": {"0": 3, "1": 0}}
+    assert ranges(lenient, before, end) == []
+    lenient.stop()
+
+
+def test_offsets_must_be_given_for_every_partition(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 3)
+    exact = stream(broker, startingOffsets='{"t": {"0": 2, "1": -2}}')
+    assert exact.initialOffset() == {"t": {"0": 2, "1": 0}}
+    exact.stop()
+    for given, says in (('{"t": {"0": 2}}', r"it lacks t \['1'\]"), ('{"u": {"0": 1}}', "there is no u")):
+        reader = stream(broker, startingOffsets=given)
+        with pytest.raises(ConfigError, match=says):
+            reader.initialOffset()
+        reader.stop()
+
+
+def test_a_broker_that_hangs_up_is_asked_again(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 3)
+    reader = stream(broker)
+    broker.misbehave(ApiKey.LIST_OFFSETS, hang_up, hang_up)
+    assert reader.initialOffset() == {"t": {"0": 0, "1": 0}}
+    reader.stop()
+
+
+def test_a_topic_that_does_not_exist_is_named(broker: FakeBroker) -> None:
+    reader = stream(broker, "nothing")
+    with pytest.raises(SemelError, match="topic 'nothing' cannot be used"):
+        reader.initialOffset()
+    reader.stop()
+
+
+def test_an_idle_stream_does_not_ask_for_metadata_each_time(broker: FakeBroker) -> None:
+    reader = stream(broker)
+    start = reader.initialOffset()
+    before = len(broker.seen(ApiKey.METADATA))
+    for _ in range(20):
+        reader.latestOffset(start, ALL)
+    assert len(broker.seen(ApiKey.METADATA)) - before <= 2
+    reader.stop()
+
+
+def test_options_of_the_other_kind_of_query_are_refused(broker: FakeBroker) -> None:
+    with pytest.raises(ConfigError, match="a stream has no end"):
+        stream(broker, endingOffsets='{"t": {"0": 1, "1": 1}}')
+    source = SemelDataSource({"kafka.bootstrap.servers": "b", "subscribe": "t", "maxOffsetsPerTrigger": "5"})
+    with pytest.raises(ConfigError, match="is for streams"):
+        source.reader(source.schema())
+
+
+def test_a_reader_travels_to_the_executors(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 3)
+    reader = pickle.loads(pickle.dumps(stream(broker)))
+    wanted = stream(broker).partitions({"t": {"0": 1, "1": 0}}, {"t": {"0": 3, "1": 0}})
+    rows = [row for part in wanted for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == [1, 2]
+
+
+def test_executors_load_the_client_and_nothing_of_the_broker() -> None:
+    program = "import sys, semel.spark.source; print(*(name for name in sys.modules if 'semel.' in name))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    parts = {name.split(".")[1] for name in done.stdout.split()}
+    assert parts == {"client", "errors", "spark", "version", "wire"}
