@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import pyarrow as pa
 
 from semel.sinks.errors import InitFailed
-from semel.sinks.mysql.session import Address, MySQLSession, connect, quote
+from semel.sinks.mysql.session import (
+    WRITER_LOCKS,
+    Address,
+    MySQLSession,
+    connect,
+    is_mariadb,
+    quote,
+    writer_lock,
+)
 from semel.sinks.mysql.types import OUR_TEXT, TEXTS, key_type, parse_type, refuses, type_for
 from semel.sinks.sql.columns import Column, Layout, TableColumn
 from semel.sinks.sql.dialect import Dialect, SqlSession
@@ -15,7 +23,6 @@ from semel.sinks.sql.names import (
     DEAD_LETTERS_TABLE,
     MERGE_TABLE,
     SINKS_TABLE,
-    STAGE_PREFIX,
     WRITER_COLUMN,
     TableName,
 )
@@ -92,8 +99,8 @@ class MySQLDialect(Dialect):
         ]
 
     async def _json_columns(self, session: SqlSession, table: TableName) -> frozenset[str]:
-        if not cast(MySQLSession, session).is_mariadb:
-            return frozenset()  # it has a type of that name
+        if not is_mariadb(str((await session.fetch("SELECT VERSION()"))[0][0])):
+            return frozenset()  # MySQL has a type of that name
         clauses = await session.fetch(_JSON_CHECKS, (table.schema, table.name))
         texts = [str(clause) for (clause,) in clauses]
         return frozenset(
@@ -211,7 +218,7 @@ class MySQLDialect(Dialect):
         table = self.quote_table(layout.table)
         return f"DELETE target FROM {table} AS target JOIN ({losers}) AS losers ON {same_key}"
 
-    # Other sessions. An owner holds its label as a named lock, and so is found again.
+    # Other sessions. An owner holds its label as a named lock, a writer one of some; so they are found again.
 
     async def is_alive(self, session: SqlSession, session_id: int, label: str) -> bool:
         return await session.fetch("SELECT IS_USED_LOCK(%s)", (label,)) == [(session_id,)]
@@ -221,20 +228,11 @@ class MySQLDialect(Dialect):
             await session.execute(f"KILL {session_id}")
 
     async def end_writers(self, session: SqlSession, label_prefix: str) -> None:
-        """Only a writer that is in the midst of a statement holds locks; the statement names the stage."""
-        stage = f"{STAGE_PREFIX}{label_prefix.split(':')[1]}_"
-        found = await session.fetch(
-            "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() "
-            "AND LEFT(INFO, 6) IN ('LOAD D', 'INSERT') AND LOCATE(%s, INFO) > 0",
-            (f"INTO TABLE `{stage}",),
-        )
-        found += await session.fetch(
-            "SELECT ID FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() "
-            "AND LOCATE(%s, INFO) = 1",
-            (f"INSERT INTO `{stage}",),
-        )
-        for (session_id,) in found:
-            await session.execute("KILL %s", (session_id,))
+        names = [writer_lock(label_prefix, number) for number in range(WRITER_LOCKS)]
+        asked = ", ".join(["IS_USED_LOCK(%s)"] * len(names))
+        for holders in await session.fetch(f"SELECT {asked}", names):
+            for session_id in {holder for holder in holders if holder is not None}:
+                await session.execute("KILL %s", (session_id,))
 
     def _listed(self, names: Sequence[str]) -> str:
         return ", ".join(self.quote(name) for name in names)
@@ -262,7 +260,7 @@ def _table_column(cells: list[str | None], json_columns: frozenset[str]) -> Tabl
 def _check_version(session: MySQLSession) -> None:
     text = session.version.split("-MariaDB")[0].removeprefix("5.5.5-")
     numbers = tuple(int(part) for part in text.split("-")[0].split(".")[:2] if part.isdecimal())
-    least = MIN_MARIADB if session.is_mariadb else MIN_MYSQL
+    least = MIN_MARIADB if is_mariadb(session.version) else MIN_MYSQL
     if numbers < least:
         raise InitFailed(
             f"the server is {session.version}: this sink needs MySQL {MIN_MYSQL[0]}.{MIN_MYSQL[1]} or "

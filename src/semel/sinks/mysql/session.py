@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,9 @@ HANG_UP_TIMEOUT_S: Final = 1.0
 INSERT_BYTES: Final = 1024 * 1024
 # The label of an owner is held as a named lock, by which others find the connection.
 OWNER_LABEL_PREFIX: Final = "semel:"
+WRITER_LABEL_PREFIX: Final = "semel-writer:"
+WRITER_LOCKS: Final = 256
+MAX_WRITER_LOCK_TRIES: Final = 16
 LABEL_LOCK_TIMEOUT_S: Final = 5
 MIN_LOCK_TIMEOUT_S: Final = 1
 
@@ -157,7 +161,6 @@ class MySQLSession(SqlSession):
         self._wants_local_infile = local_infile
         self.loads_files = False
         """Whether rows go by LOAD DATA LOCAL; by multi-row INSERT otherwise."""
-        self.is_mariadb = "mariadb" in connection.get_server_info().lower()
         self.version = connection.get_server_info()
         self._insert_bytes = INSERT_BYTES
         self.session_id = connection.thread_id()
@@ -171,13 +174,15 @@ class MySQLSession(SqlSession):
         self._execute(
             "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', foreign_key_checks = 1"
         )
-        if self.is_mariadb:
+        if is_mariadb(self.version):
             self._execute("SET SESSION idle_transaction_timeout = %s", (ceil(idle_timeout_s),))
         ((allowed, packet),) = self._fetch("SELECT @@local_infile, @@max_allowed_packet")
         self.loads_files = bool(allowed) and self._wants_local_infile
         self._insert_bytes = min(INSERT_BYTES, int(packet or INSERT_BYTES) // 2)
         if label.startswith(OWNER_LABEL_PREFIX):
             self._hold_label(label)
+        elif label.startswith(WRITER_LABEL_PREFIX):
+            self._hold_writer_lock(label)
 
     def _hold_label(self, label: str) -> None:
         """Others find this connection by its label. Nobody but this very owner can have it."""
@@ -187,6 +192,13 @@ class MySQLSession(SqlSession):
                 with contextlib.suppress(pymysql.Error):  # it may end by itself meanwhile
                     self._execute(f"KILL {lost}")
             self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S))
+
+    def _hold_writer_lock(self, label: str) -> None:
+        """Writers are many: each takes one of the sink's locks. One that gets none is found by nobody."""
+        first = secrets.randbelow(WRITER_LOCKS)
+        for number in range(first, first + MAX_WRITER_LOCK_TRIES):
+            if self._fetch("SELECT GET_LOCK(%s, 0)", (writer_lock(label, number % WRITER_LOCKS),)) == [(1,)]:
+                return
 
     # The contract
 
@@ -343,6 +355,16 @@ def load_statement(
         r"FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
         f"({', '.join(targets)}, @semel_end){assigned}"
     )
+
+
+def is_mariadb(version: str) -> bool:
+    return "mariadb" in version.lower()
+
+
+def writer_lock(label: str, number: int) -> str:
+    """The name of one of the locks that the writers of a sink hold; `label` is, or begins, theirs."""
+    kind, sink, *_ = label.split(":")
+    return f"{kind}:{sink}:{number}"
 
 
 def quote(name: str) -> str:

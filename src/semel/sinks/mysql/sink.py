@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.errors import ConfigError
 from semel.sinks.errors import InitFailed
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql.dialect import DEFAULT_IDLE_TIMEOUT_S, MySQLDialect
-from semel.sinks.mysql.session import DEFAULT_PORT, Address, MySQLSession
+from semel.sinks.mysql.session import DEFAULT_PORT, Address
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sql.columns import Layout
 from semel.sinks.sql.dialect import SqlSession
@@ -67,13 +67,18 @@ class MySQLSink(SqlSink):
 
     async def _open(self, owner: Owner) -> Marker:
         marker = await super()._open(owner)
-        if self._session is not None and not cast(MySQLSession, self._session).loads_files:
+        if not await self._loads_files():
             logger.warning(
                 "sink %s: the server (or this sink's settings) does not allow LOAD DATA LOCAL: rows are sent "
                 "by multi-row INSERT, which is slower. SET GLOBAL local_infile = 1 allows it",
                 self.sink_id,
             )
         return marker
+
+    async def _loads_files(self) -> bool:
+        assert self._session is not None and isinstance(self._dialect, MySQLDialect)
+        found = await self._session.fetch("SELECT @@local_infile")
+        return self._dialect.local_infile and bool(found[0][0])
 
     async def _check_target(self, session: SqlSession) -> Layout:
         layout = await super()._check_target(session)
