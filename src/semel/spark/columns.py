@@ -12,6 +12,7 @@ from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 TEXT: Final = ("string", "binary")
@@ -19,12 +20,16 @@ INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 TIMES: Final = ("timestamp", "timestamp_ntz", "bigint")
 
 
-def check_columns(schema: "StructType", sink: TransactionalSink) -> None:
-    """Raises ConfigError if a column is missing or of a wrong type."""
+def prepare_columns(df: "DataFrame", sink: TransactionalSink) -> list[str]:
+    """The columns that the sink takes. Raises ConfigError if one is missing or of a wrong type."""
     if isinstance(sink, KafkaSink):
-        _check_kafka(schema, sink)
-    elif isinstance(sink, SqlSink):
-        _prepare_sql(schema, sink)
+        _check_kafka(df.schema, sink)
+        layout = sink.layout
+        wanted = (layout.value, layout.key, layout.headers, layout.topic, layout.partition, layout.timestamp)
+        return list(dict.fromkeys(name for name in wanted if name is not None))
+    if isinstance(sink, SqlSink):
+        return _prepare_sql(df, sink)
+    return df.schema.fieldNames()
 
 
 def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
@@ -37,7 +42,7 @@ def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
     _require(schema, "headers", layout.headers, ("array", "map"))
 
 
-def _prepare_sql(schema: "StructType", sink: SqlSink) -> None:
+def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if sink.strategy is not Strategy.STAGED:
@@ -45,7 +50,29 @@ def _prepare_sql(schema: "StructType", sink: SqlSink) -> None:
             "the tasks of Spark are not in this process: make the sink with strategy='staged', where they "
             "stage rows and the driver moves them in one transaction"
         )
-    sink.expect(to_arrow_schema(schema))
+    target = sink.target
+    names = df.schema.fieldNames()
+    if target.columns is not None:
+        wanted = (*target.columns, *target.keys, *target.order_by, target.change_column)
+        missing = [name for name in wanted if name is not None and name not in names]
+        if missing:
+            raise ConfigError(
+                f"there is no column {missing[0]!r}, which the sink takes to table {target.table}; the rows "
+                f"have {', '.join(names)}"
+            )
+        names = [name for name in names if name in wanted]
+    time_zone = str(df.sparkSession.conf.get("spark.sql.session.timeZone"))
+    sink.expect(to_arrow_schema(df.select(*map(_quoted, names)).schema, timezone=time_zone))
+    return names
+
+
+def select_columns(batch: "DataFrame", names: list[str]) -> "DataFrame":
+    """The batch with these columns alone: others are not sent to the tasks' Python."""
+    return batch if names == batch.columns else batch.select(*map(_quoted, names))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _require(schema: "StructType", role: str, column: str | None, types: tuple[str, ...]) -> None:

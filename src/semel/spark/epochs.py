@@ -18,6 +18,7 @@ from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.sink import SourceOffsets, WriterPlan
 from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
 from semel.spark.checkpoint import Checkpoint
+from semel.spark.columns import select_columns
 from semel.spark.layout import lay_out
 
 if TYPE_CHECKING:
@@ -41,10 +42,16 @@ class EpochRunner:
     """The callback of `foreachBatch`, with the sinks that it owns."""
 
     def __init__(
-        self, name: str, sinks: Sequence[BlockingSink], checkpoint: Checkpoint, source_bootstrap: str | None
+        self,
+        name: str,
+        sinks: Sequence[BlockingSink],
+        columns: Sequence[list[str]],
+        checkpoint: Checkpoint,
+        source_bootstrap: str | None,
     ) -> None:
         self.name = name
         self.sinks = sinks
+        self._columns = columns
         self.failure: BaseException | None = None
         self.attempts = 0
         self.skipped = 0
@@ -86,16 +93,20 @@ class EpochRunner:
         origin = Origin(_query_id(batch), offsets.digest)
         source = self._source_offsets(offsets.by_topic())
         # All are asked before one of them writes.
-        plans = [(sink, self._begin(sink, batch_id, origin)) for sink in self.sinks]
-        pending = [(sink, plan) for sink, plan in plans if plan is not None]
+        plans = [self._begin(sink, batch_id, origin) for sink in self.sinks]
+        pending = [
+            (sink, plan, columns)
+            for sink, plan, columns in zip(self.sinks, plans, self._columns, strict=True)
+            if plan is not None
+        ]
         if not pending:
             self._skip(batch, batch_id)
             return
         if len(pending) > 1:
             batch = batch.persist()
         try:
-            for sink, plan in pending:
-                self._write(batch, batch_id, sink, plan, origin, source)
+            for sink, plan, columns in pending:
+                self._write(select_columns(batch, columns), batch_id, sink, plan, origin, source)
         finally:
             if len(pending) > 1:
                 batch.unpersist()

@@ -17,7 +17,7 @@ from semel.sinks.blocking import BlockingSink
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import TransactionalSink
 from semel.spark.checkpoint import Checkpoint, source_bootstrap
-from semel.spark.columns import check_columns
+from semel.spark.columns import prepare_columns
 from semel.spark.epochs import EpochRunner
 from semel.spark.query import PipelineQuery
 
@@ -64,19 +64,25 @@ def exactly_once(
     if output_mode not in OUTPUT_MODES:
         raise ConfigError(f"output_mode is {output_mode!r}: it must be {', '.join(OUTPUT_MODES)}")
     _check_dataframe(df)
-    for each in sinks:
-        check_columns(df.schema, each)
-    return ExactlyOnce(df, sinks, name, location, output_mode)
+    columns = [prepare_columns(df, each) for each in sinks]
+    return ExactlyOnce(df, sinks, columns, name, location, output_mode)
 
 
 class ExactlyOnce:
     """A pipeline that has been checked and not been started."""
 
     def __init__(
-        self, df: "DataFrame", sinks: list[TransactionalSink], name: str, checkpoint: str, output_mode: str
+        self,
+        df: "DataFrame",
+        sinks: list[TransactionalSink],
+        columns: list[list[str]],
+        name: str,
+        checkpoint: str,
+        output_mode: str,
     ) -> None:
         self._df = df
         self._sinks = sinks
+        self._columns = columns
         self._name = name
         self._checkpoint = checkpoint
         self._output_mode = output_mode
@@ -88,6 +94,7 @@ class ExactlyOnce:
         runner = EpochRunner(
             self._name,
             self._open_sinks(str(spark.conf.get(DRIVER_HOST, "127.0.0.1"))),
+            self._columns,
             Checkpoint(spark, self._checkpoint),
             source_bootstrap(_source_options(self._df)),
         )

@@ -23,8 +23,11 @@ from semel.client.cluster import Cluster
 from semel.client.shared_transaction import SharedTransaction
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
+from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Place, Receipt
-from semel.sinks.sink import SourceOffsets, TransactionalSink
+from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
+from semel.sinks.sql.dialect import SqlSession
+from semel.sinks.sql.sink_row import SinkRow
 
 BATCH_RECORDS = 40
 WATERMARK = "30 seconds"
@@ -89,8 +92,41 @@ class MortalKafkaSink(KafkaSink):
         self._fate.at("after_end")
 
 
-def read(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
-    return semel.spark.read(spark, bootstrap, topic, maxOffsetsPerTrigger=BATCH_RECORDS)
+class MortalPostgresSink(PostgresSink):
+    """The same steps in a database."""
+
+    def __init__(self, fate: Fate, dsn: str, table: str) -> None:
+        super().__init__(dsn, table, strategy="staged")
+        self._fate = fate
+
+    async def _take(self, session: SqlSession, owner: Owner) -> SinkRow:
+        taken = await super()._take(session, owner)
+        self._fate.at("in_recovery")
+        return taken
+
+    async def _begin(self, place: Place) -> WriterPlan:
+        self._fate.begun()
+        self._fate.at("before_begin")
+        return await super()._begin(place)
+
+    async def _commit(
+        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
+    ) -> None:
+        self._fate.at("after_tasks")
+        await super()._commit(marker, receipts, source_offsets)
+
+    async def _mark(self, session: SqlSession, marker: Marker) -> None:
+        self._fate.at("before_marker")
+        await super()._mark(session, marker)
+
+    async def _send_commit(self, session: SqlSession, marker: Marker, deadline: float) -> None:
+        self._fate.at("before_end")
+        await super()._send_commit(session, marker, deadline)
+        self._fate.at("after_end")
+
+
+def read(spark: SparkSession, bootstrap: str, topic: str, per_batch: int = BATCH_RECORDS) -> DataFrame:
+    return semel.spark.read(spark, bootstrap, topic, maxOffsetsPerTrigger=per_batch)
 
 
 def records(df: DataFrame) -> DataFrame:
@@ -148,10 +184,29 @@ def start_unkeyed(to: Setting) -> semel.spark.PipelineQuery:
     return to.start("unkeyed", records(read(to.spark, to.bootstrap, "orders")), to.sink("unkeyed", None))
 
 
+def start_table(to: Setting) -> semel.spark.PipelineQuery:
+    """Into a table, from the same topic."""
+    df = records(read(to.spark, to.bootstrap, "orders"))
+    rows = df.select(F.col("key").cast("string").alias("id"), F.col("value").alias("content"))
+    sink = MortalPostgresSink(Fate("table"), os.environ["TEST_POSTGRES"], "orders")
+    return to.start("table", rows, sink)
+
+
+def start_totals(to: Setting) -> semel.spark.PipelineQuery:
+    """Windows into a table."""
+    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    sink = MortalPostgresSink(Fate("totals"), os.environ["TEST_POSTGRES"], "totals")
+    return to.start("totals", windows(read_numbers(to)).select("key", "value"), sink)
+
+
+def read_numbers(to: Setting) -> DataFrame:
+    return read(to.spark, to.bootstrap, "numbers", BATCH_RECORDS // 2)
+
+
 def start_windows(to: Setting) -> semel.spark.PipelineQuery:
     to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
     to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "1")
-    return to.start("windows", windows(read(to.spark, to.bootstrap, "numbers")), to.sink("windows"))
+    return to.start("windows", windows(read_numbers(to)), to.sink("windows"))
 
 
 def start_windows2(to: Setting) -> semel.spark.PipelineQuery:
@@ -159,7 +214,7 @@ def start_windows2(to: Setting) -> semel.spark.PipelineQuery:
     to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
     to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "2")
     to.spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", "true")
-    return to.start("windows2", windows(read(to.spark, to.bootstrap, "numbers")), to.sink("windows2"))
+    return to.start("windows2", windows(read_numbers(to)), to.sink("windows2"))
 
 
 def start_join(to: Setting) -> semel.spark.PipelineQuery:
@@ -175,6 +230,8 @@ PIPELINES: dict[str, Callable[[Setting], semel.spark.PipelineQuery]] = {
     "windows": start_windows,
     "windows2": start_windows2,
     "join": start_join,
+    "table": start_table,
+    "totals": start_totals,
 }
 
 

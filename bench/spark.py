@@ -1,0 +1,202 @@
+"""Exactly-once beside at-least-once: Spark pipelines through Semel's sinks and through Spark's own.
+
+    .venv/bin/python bench/spark.py                       2 million records of 200 bytes, topic to topic
+    .venv/bin/python bench/spark.py --brokers semel       on one of the two brokers
+    .venv/bin/python bench/spark.py --small-batches 1000  the fixed cost of a batch
+
+Each round runs every way once, warm, one after the other, on one session; `availableNow`, one batch. CPU is
+that of the driver with all processes below it and of the broker: what to trust on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import brokers
+import psutil
+from spark_reader import PARTITIONS, TOPIC, connector_jars, cpu_s, feed, why_no_connector
+
+from semel.client.admin import LATEST, Admin
+from semel.client.cluster import Cluster
+from semel.client.metadata import TopicPartition
+from semel.sinks import KafkaSink
+from semel.spark import exactly_once, read
+from semel.spark.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from semel.spark import PipelineQuery
+    from semel.spark.reader import Connector
+
+OUT_PARTITIONS: Final = 4
+TIMEOUT_S: Final = 900
+
+
+class Way(NamedTuple):
+    """A way to get records from a topic to another."""
+
+    name: str
+    connector: Connector
+    is_exactly_once: bool
+    has_keys: bool
+
+
+WAYS: Final = (
+    Way("Spark's own, at-least-once", "jvm", False, False),
+    Way("exactly_once, Spark's source", "jvm", True, False),
+    Way("exactly_once", "python", True, False),
+    Way("Spark's own, at-least-once, keys", "jvm", False, True),
+    Way("exactly_once, Spark's source, keys", "jvm", True, True),
+    Way("exactly_once, keys", "python", True, True),
+)
+
+
+class Figures(NamedTuple):
+    """What one run took."""
+
+    elapsed_s: float
+    cpu_s: float
+    batch_ms: list[float]
+
+
+class Bench:
+    """A session, a broker with a full topic, and places for outputs and checkpoints."""
+
+    def __init__(self, spark: SparkSession, broker: brokers.BrokerUnderTest, scratch: Path) -> None:
+        self.spark = spark
+        self.broker = broker
+        self.scratch = scratch
+
+    def run(self, way: Way, records: int, per_batch: int | None = None) -> Figures:
+        """Moves the whole topic once, to a topic of its own."""
+        target = f"out-{uuid.uuid4().hex[:8]}"
+        asyncio.run(create(self.broker.bootstrap, target))
+        pids = (psutil.Process().pid, self.broker.pid)
+        began, before = time.perf_counter(), sum(map(cpu_s, pids))
+        query = self.start(way, target, per_batch)
+        assert query.awaitTermination(TIMEOUT_S)
+        figures = Figures(time.perf_counter() - began, sum(map(cpu_s, pids)) - before, batch_times_ms(query))
+        asyncio.run(check_and_delete(self.broker.bootstrap, target, records))
+        return figures
+
+    def start(self, way: Way, target: str, per_batch: int | None) -> PipelineQuery | StreamingQuery:
+        bootstrap = self.broker.bootstrap
+        options = {} if per_batch is None else {"maxOffsetsPerTrigger": per_batch}
+        frame = read(self.spark, bootstrap, TOPIC, connector=way.connector, **options)
+        frame = frame.select("key", "value") if way.has_keys else frame.select("value")
+        checkpoint = self.scratch / target
+        if way.is_exactly_once:
+            sink = KafkaSink(bootstrap, target, key="key" if way.has_keys else None)
+            return exactly_once(frame, sink, name=target, checkpoint=checkpoint).start("availableNow")
+        writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+        writer = writer.option("topic", target).option("checkpointLocation", str(checkpoint))
+        return writer.trigger(availableNow=True).start()
+
+
+def batch_times_ms(query: PipelineQuery | StreamingQuery) -> list[float]:
+    """How long each of the last batches took: Spark keeps a hundred."""
+    spark_query = getattr(query, "query", query)
+    return [
+        float(each["durationMs"]["triggerExecution"])
+        for each in spark_query.recentProgress
+        if each["numInputRows"]
+    ]
+
+
+async def create(bootstrap: str, topic: str) -> None:
+    async with Cluster(bootstrap) as cluster:
+        await Admin(cluster).create_topic(topic, partitions=OUT_PARTITIONS, replication_factor=1)
+
+
+async def check_and_delete(bootstrap: str, topic: str, records: int) -> None:
+    """Offsets tell that everything is there: a commit adds a marker to each partition that it touched."""
+    async with Cluster(bootstrap) as cluster:
+        admin = Admin(cluster)
+        wanted = {TopicPartition(topic, partition): LATEST for partition in range(OUT_PARTITIONS)}
+        total = sum(found.offset for found in (await admin.list_offsets(wanted)).values())
+        assert records <= total, f"{total} of {records} records"
+        await admin.delete_topics([topic])
+
+
+def report(broker: str, results: dict[Way, list[Figures]], records: int) -> None:
+    print(f"\n{broker:<40}{'k rows/s (least, most)':>26}{'k rows per CPU s':>18}{'batch ms p50':>14}")
+    for way, rounds in results.items():
+        rates = sorted(records / each.elapsed_s / 1000 for each in rounds)
+        per_cpu = statistics.median(records / each.cpu_s / 1000 for each in rounds)
+        batches = [ms for each in rounds for ms in each.batch_ms]
+        shown = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f})"
+        print(f"{way.name:<40}{shown:>26}{per_cpu:>18,.0f}{statistics.median(batches or [0]):>14,.0f}")
+
+
+def compare(
+    bench: Bench, ways: list[Way], rounds: int, records: int, per_batch: int | None
+) -> dict[Way, list[Figures]]:
+    results: dict[Way, list[Figures]] = {way: [] for way in ways}
+    for number in range(rounds + 1):
+        for way in ways:
+            figures = bench.run(way, records, per_batch)
+            print(
+                f"{number} {way.name}: {figures.elapsed_s:.1f} s, {figures.cpu_s:.1f} CPU s",
+                file=sys.stderr,
+                flush=True,
+            )
+            if number:  # the first round warms up
+                results[way].append(figures)
+    return results
+
+
+def on_broker(
+    name: str, given: argparse.Namespace, spark: SparkSession, ways: list[Way]
+) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="semel-bench-") as scratch:
+        directory = Path(scratch) / name
+        broker = brokers.semel(directory, "os") if name == "semel" else brokers.kafka(directory)
+        broker.start()
+        try:
+            small = given.small_batches
+            records = small * given.small_records if small else given.records
+            asyncio.run(feed(broker.bootstrap, records, given.record_bytes, False, 1_000_000))
+            bench = Bench(spark, broker, Path(scratch))
+            per_batch = given.small_records if small else None
+            results = compare(bench, ways, given.rounds, records, per_batch)
+        finally:
+            broker.stop()
+    report(name, results, records)
+    return {way.name: [each._asdict() for each in rounds] for way, rounds in results.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--brokers", nargs="+", choices=("semel", "kafka"), default=["semel", "kafka"])
+    parser.add_argument("--records", type=int, default=2_000_000)
+    parser.add_argument("--record-bytes", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--small-batches", type=int, default=0, help="so many batches, to see what one costs")
+    parser.add_argument("--small-records", type=int, default=100, help="records of a small batch")
+    parser.add_argument("--only", help="ways whose names have this in them")
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    given = parser.parse_args()
+    if (missing := why_no_connector()) is not None:
+        sys.exit(f"there is nothing to compare with: {missing}")
+    ways = [way for way in WAYS if given.only is None or given.only in way.name]
+    assert PARTITIONS <= OUT_PARTITIONS
+    spark = local_session("bench", driver_memory="2g", jars=connector_jars(), log_level="ERROR")
+    figures = {name: on_broker(name, given, spark, ways) for name in given.brokers}
+    if given.json is not None:
+        given.json.write_text(json.dumps(figures, indent=1))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
