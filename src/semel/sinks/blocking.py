@@ -1,41 +1,12 @@
 """The same sinks for programs without an event loop: each call runs on a loop in a thread of its own."""
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
+from semel.client.loop_thread import LoopThread
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.sink import Rows, SourceOffsets, TransactionalSink, Writer, WriterPlan
-
-T = TypeVar("T")
-
-
-class LoopThread:
-    """An event loop in a daemon thread. `run` may be called from any other thread."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for the work; an interrupt of the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Ends the thread. Idempotent."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 class BlockingWriter:

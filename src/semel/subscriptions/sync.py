@@ -9,46 +9,18 @@ Everything may be called from several threads. Heartbeats and commits go on in t
 program works, so a long computation does not cost the partitions.
 """
 
-import asyncio
-import threading
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self
 
 from semel.client.connection import ConnectionOptions
+from semel.client.loop_thread import LoopThread
 from semel.subscriptions.delivery import Batch, Dealt, Delivery, Placed, Transaction
 from semel.subscriptions.errors import SubscriptionClosedError
 from semel.subscriptions.options import SubscriptionOptions
 from semel.subscriptions.states import DeliveryState
 from semel.subscriptions.subscription import Channel, Subscribing
 from semel.wire.records import Headers, Record
-
-T = TypeVar("T")
-
-JOIN_TIMEOUT_S: Final = 30.0
-
-
-class LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="semel-subscription", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[object, object, T]) -> T:
-        """Runs it in the loop, and waits. Whoever is interrupted meanwhile cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(JOIN_TIMEOUT_S)
-        self._loop.close()
 
 
 class SyncTransaction:
@@ -143,11 +115,11 @@ class SyncDeliveries:
         self._channel: Channel | None = None
 
     def __enter__(self) -> Self:
-        self._thread = LoopThread()
+        self._thread = LoopThread("semel subscription")
         try:
             self._channel = self._thread.run(self._subscribing.__aenter__())
         except BaseException:
-            self._thread.stop()
+            self._thread.close()
             raise
         return self
 

@@ -8,7 +8,8 @@ import threading
 import pytest
 from memory_sink import MemorySink, MemoryTarget, failing
 
-from semel.sinks.blocking import BlockingSink, BlockingWriter, LoopThread
+from semel.client.loop_thread import LoopThread
+from semel.sinks.blocking import BlockingSink, BlockingWriter
 from semel.sinks.errors import WriteFailed
 from semel.sinks.receipts import Place
 from semel.sinks.sink import State

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from psycopg import sql
 
+from semel.client.loop_thread import LoopThread
 from semel.sinks.atomic.database import Result
-from semel.sinks.blocking import LoopThread
 from semel.wire.records import Headers
 
 if TYPE_CHECKING:
