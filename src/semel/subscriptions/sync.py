@@ -130,7 +130,7 @@ class SyncDeliveries:
         try:
             thread.run(self._subscribing.__aexit__(kind, error, trace))
         finally:
-            thread.stop()
+            thread.close()
 
     def __iter__(self) -> Iterator[SyncDelivery]:
         while True:
