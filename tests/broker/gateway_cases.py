@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -49,9 +49,9 @@ class GrpcSubscriber:
     async def send(self, message: pb.SubscribeRequest | bytes | None = None, **parts: Any) -> None:
         await self.call.write(pb.SubscribeRequest(**parts) if message is None else message)
 
-    async def setup(self, topic: str, group: str | None = None, *, credits: int = 1, **more: Any) -> pb.Ready:
-        topics = [topic]
-        await self.send(setup=pb.Setup(group=group or topic, topics=topics, credits=credits, **more))
+    async def setup(self, topic: str, *, open_at_once: int = 1, **more: Any) -> pb.Ready:
+        """Subscribes to a topic, in the group of the same name."""
+        await self.send(setup=pb.Setup(group=topic, topics=[topic], credits=open_at_once, **more))
         return (await self.receive("ready")).ready
 
     async def receive(self, kind: str | None = None, timeout_s: float = WAIT_S) -> pb.SubscribeResponse:
@@ -200,6 +200,3 @@ class ProcessLines:
         self._reader.join(WAIT_S)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-Work = Callable[[], Awaitable[None]]
