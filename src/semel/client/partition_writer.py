@@ -38,9 +38,12 @@ class SharedWriter:
         handle: TransactionHandle,
         options: ProducerOptions | None = None,
         connection_options: ConnectionOptions | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
+        """With a `cluster` its connections are used, and stay open in the end."""
         self.handle = handle
-        self.cluster = Cluster(handle.bootstrap, connection_options)
+        self._owns_cluster = cluster is None
+        self.cluster = cluster or Cluster(handle.bootstrap, connection_options)
         scope = TransactionScope(
             handle.transactional_id, handle.identity, PRODUCE_VERSIONS[handle.version], _joined_by_owner
         )
@@ -58,12 +61,14 @@ class SharedWriter:
 
     async def open(self) -> None:
         """Connects, trying again for a while: a broker may be starting."""
-        await self.cluster.retry(self.cluster.connect)
+        if self._owns_cluster:
+            await self.cluster.retry(self.cluster.connect)
 
     async def close(self) -> None:
         """Stops; what was not flushed may or may not be in the transaction. Idempotent."""
         await self._producer.abandon()
-        await self.cluster.close()
+        if self._owns_cluster:
+            await self.cluster.close()
 
     def partition(self, topic: str, partition: int) -> "PartitionWriter":
         """The writer of one partition: the same each time."""

@@ -147,8 +147,13 @@ class LocalClaims(Claims):
         self._join = join
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs in the owner's loop."""
+        return asyncio.get_running_loop() is self._loop
+
     async def claim(self, claimant: Claimant, partitions: list[TopicPartition]) -> None:
-        if asyncio.get_running_loop() is self._loop:
+        if self.is_here:
             await self.claim_here(claimant, partitions)
             return
         done = asyncio.run_coroutine_threadsafe(self.claim_here(claimant, partitions), self._loop)

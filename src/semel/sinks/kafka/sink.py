@@ -39,7 +39,7 @@ from semel.sinks.errors import (
 from semel.sinks.kafka.markers import MarkerStore, is_alive, transactional_id_of
 from semel.sinks.kafka.rows import RecordLayout
 from semel.sinks.kafka.topics import TopicShape, read_shape
-from semel.sinks.kafka.writer import KafkaPlan, WriterSettings
+from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
@@ -92,7 +92,7 @@ class KafkaSink(TransactionalSink):
         self._cluster: Cluster | None = None
         self._cluster_id: str | None = None
         self._transaction: SharedTransaction | None = None
-        self._claims: LocalClaims | None = None
+        self._home: HomeAccess | None = None
         self._owner: Owner | None = None
         self._markers = MarkerStore("", topic)
         self._begun_at = 0.0
@@ -130,9 +130,10 @@ class KafkaSink(TransactionalSink):
             await transaction.open()
             if transaction.version < VERSION_2:
                 await self._warn_unless_verified(Admin(cluster))
-            self._claims = LocalClaims(self._book, transaction.add_partitions)
+            claims = LocalClaims(self._book, transaction.add_partitions)
+            self._home = HomeAccess(claims, cluster, self.metrics)
             if self._shared_host is not None:
-                self._service = ClaimService(self._claims)
+                self._service = ClaimService(claims)
                 self._service_address = await self._service.start(self._shared_host)
             found = await self._markers.read(cluster)
             marker = NO_MARKER if found is None else found[0]
@@ -228,8 +229,7 @@ class KafkaSink(TransactionalSink):
             transaction.handle(),
             self._writer_settings,
             self._service_address,
-            self._claims,
-            self.metrics,
+            self._home,
         )
 
     async def _commit(

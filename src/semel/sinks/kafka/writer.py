@@ -15,18 +15,19 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.metadata import TopicPartition
 from semel.client.partition_writer import PartitionWriter, SharedWriter
 from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import FencedError, SemelError
-from semel.sinks.claims import ClaimAddress, Claimant, Claims, RemoteClaims, require_shared
+from semel.sinks.claims import ClaimAddress, Claimant, Claims, LocalClaims, RemoteClaims, require_shared
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take
 from semel.sinks.kafka.markers import MarkerStore
@@ -50,7 +51,9 @@ from semel.wire.columns import Ints
 from semel.wire.compression import Codec
 from semel.wire.partitioner import NO_PARTITION, partition_column
 
-# Rows are encoded and sent so many at a time: enough for good batches, few enough to keep the broker busy.
+# Rows are encoded and sent so many at a time, at least (or at the end) and at most: enough for good batches,
+# few enough to keep the broker busy meanwhile.
+ENOUGH_ROWS: Final = 8 * 1024
 CHUNK_ROWS: Final = 16 * 1024
 WRITER_NAME_BYTES: Final = 8
 
@@ -70,8 +73,16 @@ class WriterSettings:
     topics: Mapping[str, TopicShape] = field(default_factory=dict)
 
 
+class HomeAccess(NamedTuple):
+    """What writers in the owner's process have in common with it."""
+
+    claims: LocalClaims
+    cluster: Cluster
+    metrics: SinkMetrics
+
+
 class KafkaPlan(WriterPlan):
-    """One epoch, for its writers. It can be pickled if the sink is shared."""
+    """One epoch, for its writers. It can be pickled if the sink is shared, and leaves `home` behind."""
 
     def __init__(
         self,
@@ -79,36 +90,32 @@ class KafkaPlan(WriterPlan):
         handle: TransactionHandle,
         settings: WriterSettings,
         service: ClaimAddress | None,
-        local: Claims | None = None,
-        metrics: SinkMetrics | None = None,
+        home: HomeAccess | None = None,
     ) -> None:
         self.place = place
         self.handle = handle
         self.settings = settings
         self.service = service
-        self._local = local
-        self._metrics = metrics
+        self._home = home
 
     def __reduce__(self) -> tuple[object, ...]:
         return KafkaPlan, (self.place, self.handle, self.settings, require_shared(self.service))
 
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> "KafkaWriter":
-        claims = self._local if self._local is not None else RemoteClaims(require_shared(self.service))
-        return KafkaWriter(self, claims, task, attempt, tasks, self._metrics or SinkMetrics())
+        return KafkaWriter(self, task, attempt, tasks, self._home)
 
 
 class KafkaWriter(Writer):
     """One attempt of one task."""
 
-    def __init__(
-        self, plan: KafkaPlan, claims: Claims, task: int, attempt: str, tasks: int, metrics: SinkMetrics
-    ) -> None:
+    def __init__(self, plan: KafkaPlan, task: int, attempt: str, tasks: int, home: HomeAccess | None) -> None:
         self.plan = plan
         self._settings = plan.settings
-        self._claims = claims
+        self._home = home
+        self._claims: Claims = RemoteClaims(require_shared(plan.service)) if home is None else home.claims
         self._claimant = Claimant(plan.place, task, attempt, secrets.token_hex(WRITER_NAME_BYTES))
         self._tasks = tasks
-        self._metrics = metrics
+        self._metrics = SinkMetrics() if home is None else home.metrics
         self._shared: SharedWriter | None = None
         self._partitions: dict[TopicPartition, PartitionWriter] = {}
         self._gathered: list[pa.RecordBatch] = []
@@ -163,7 +170,7 @@ class KafkaWriter(Writer):
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
         self._count_buffered(self._unflushed_rows + batch.num_rows)
-        if self._gathered_rows >= min(CHUNK_ROWS, self._settings.max_buffered):
+        if self._gathered_rows >= min(ENOUGH_ROWS, self._settings.max_buffered):
             await self._send_gathered()
         if self._unflushed_rows >= self._settings.max_buffered:
             await self._flush()
