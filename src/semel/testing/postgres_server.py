@@ -1,5 +1,6 @@
 """A PostgreSQL of one's own: a cluster in a temporary directory, on a free port, never the machine's."""
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -69,11 +70,22 @@ class PostgresServer:
             self._process = None
 
     def kill(self) -> None:
-        """A crash: nothing is written any more. The server's processes share its group."""
+        """A crash: nothing is written any more, also not by the server's other processes."""
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        children = self.processes()
+        for pid in (self._process.pid, *children):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait(START_TIMEOUT_S)
         self._process = None
+        while any(Path(f"/proc/{pid}").exists() for pid in children):
+            time.sleep(0.01)
+
+    def processes(self) -> list[int]:
+        """The server's children: one a connection, and those that work in the background."""
+        assert self._process is not None
+        pid = self._process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def close(self) -> None:
         if self._process is not None:

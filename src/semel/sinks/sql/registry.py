@@ -64,13 +64,7 @@ class SqlRegistry:
             for table, statement in self._dialect.create_bookkeeping():
                 await make_table(self._dialect, session, table, statement)
             await self._rows.insert(session, sink_id)
-            await session.begin()
-            row = await self._rows.lock(session, sink_id)
-            assert row is not None, "the row was inserted above"
-            owner = await self._rows.take(session, row, _nobody(session))
-            marker = Marker(epoch, query_id, "")
-            await self._rows.mark(session, sink_id, owner, marker, row.marker.epoch)
-            await session.commit()
+            await self._rows.adopt(session, sink_id, Marker(epoch, query_id, ""), _nobody(session))
         except SqlFailure as failure:
             raise SinkError(f"the marker of {sink_id!r} was not set: {failure}") from failure
         finally:

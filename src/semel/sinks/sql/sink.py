@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 # How long `open` waits for its predecessor to end its transaction before it ends it, and after that.
 PREDECESSOR_GRACE_S: Final = 2.0
 TAKE_TIMEOUT_S: Final = 10.0
-MAX_OPEN_ATTEMPTS: Final = 5
+MAX_TAKE_ATTEMPTS: Final = 4
 # A staged commit that lost a deadlock is tried again, so many times.
 MAX_CONFLICTS: Final = 5
 RECONNECT_BACKOFF_S: Final = 0.1
@@ -110,9 +110,9 @@ class SqlSink(TransactionalSink):
         self._owner, self._is_spoiled = owner, False
         try:
             session = self._session = await self._dialect.connect(self._label)
-            await self._make_tables(session)
+            before = await self._read_row(session)
             layout = self._layout = await self._check_target(session)
-            row = await self._take(session, owner)
+            row = await self._take(session, before)
             await self._make_stages(session, layout)
         except SqlFailure as failure:
             await self._drop_session()
@@ -124,25 +124,20 @@ class SqlSink(TransactionalSink):
             raise
         return row.marker
 
-    async def _make_tables(self, session: SqlSession) -> None:
+    async def _read_row(self, session: SqlSession) -> SinkRow:
+        """The sink's row; made, with the tables, if it is not there."""
         for table, statement in self._dialect.create_bookkeeping():
             await make_table(self._dialect, session, table, statement)
+        await self._rows.insert(session, self.sink_id)
+        row = await self._rows.read(session, self.sink_id)
+        if row is None:
+            raise self._fenced_by(row)
+        return row
+
+    async def _check_target(self, session: SqlSession) -> Layout:
         if self.target.create_table and self.target.schema is not None:
             statement = self._create_target(self.target.schema)
             await make_table(self._dialect, session, self.target.table, statement)
-
-    def _create_target(self, schema: "pa.Schema") -> str:
-        mapping = self.target.columns or {
-            name: name for name in schema.names if name != self.target.change_column
-        }
-        keys = [mapping[key] for key in self.target.keys if key in mapping]
-        columns = [
-            TableColumn(name, self._dialect.type_for(schema.field(source).type), name not in keys)
-            for source, name in mapping.items()
-        ]
-        return self._dialect.create_target(self.target.table, columns, keys)
-
-    async def _check_target(self, session: SqlSession) -> Layout:
         found = await self._dialect.describe(session, self.target.table)
         if not found:
             raise InitFailed(
@@ -159,29 +154,41 @@ class SqlSink(TransactionalSink):
                 )
         return layout
 
-    async def _take(self, session: SqlSession, owner: Owner) -> SinkRow:
-        """Raises the row's owner. Waits a little for the transaction of the owner before, then ends it."""
-        await self._rows.insert(session, self.sink_id)
-        before = await self._rows.read(session, self.sink_id)
-        if before is not None and before.holder is not None:
+    def _create_target(self, schema: "pa.Schema") -> str:
+        mapping = self.target.columns or {
+            name: name for name in schema.names if name != self.target.change_column
+        }
+        keys = [mapping[key] for key in self.target.keys if key in mapping]
+        columns = [
+            TableColumn(name, self._dialect.type_for(schema.field(source).type), name not in keys)
+            for source, name in mapping.items()
+        ]
+        return self._dialect.create_target(self.target.table, columns, keys)
+
+    async def _take(self, session: SqlSession, before: SinkRow) -> SinkRow:
+        """Raises the row's owner. Waits a little for the transaction of the owner before, then ends it.
+
+        Only from the number that was read when `open` began: who was asleep since then, and finds another
+        owner, is the older one.
+        """
+        if before.holder is not None:
             await self._consider(session, before.holder)
-        for attempt in range(MAX_OPEN_ATTEMPTS):
+        self._owner_number = before.owner + 1
+        for attempt in range(MAX_TAKE_ATTEMPTS):
             await session.set_lock_timeout(PREDECESSOR_GRACE_S if attempt == 0 else TAKE_TIMEOUT_S)
-            await session.begin()
             try:
-                row = await self._rows.lock(session, self.sink_id)
-                if row is not None:
-                    self._owner_number = await self._rows.take(session, row, self._holder(session))
-                    await session.commit()
-                    await self._end_writers(session)
-                    await session.set_lock_timeout(self.settings.commit_timeout)
-                    return row
+                is_taken = await self._rows.take(session, before, self._holder(session))
             except SqlFailure as failure:
                 if failure.cause not in (Cause.LOCKED, Cause.CONFLICT):
                     raise
-            await session.rollback()
-            await self._rows.insert(session, self.sink_id)
-            await self._end_predecessor(session)
+                await self._end_predecessor(session)
+                continue
+            row = await self._rows.read(session, self.sink_id)
+            if not is_taken or row is None:
+                raise self._fenced_by(row)
+            await session.set_lock_timeout(self.settings.commit_timeout)
+            await self._end_writers(session)
+            return row
         raise InitFailed(
             f"sink {self.sink_id!r} could not be taken: another transaction keeps its row in "
             f"semel_sinks locked. Find it in the server's list of sessions and end it"
@@ -512,9 +519,9 @@ class SqlSink(TransactionalSink):
         try:
             await session.set_lock_timeout(self.settings.commit_timeout)
             await self._end_own_lost_session(session)
-            await self._lock_own_row(session)
-            await self._rows.renew(session, self.sink_id, self._owner_number, self._holder(session))
-            await session.commit()
+            holder = self._holder(session)
+            if not await self._rows.renew(session, self.sink_id, self._owner_number, holder):
+                raise self._fenced_by(await self._rows.read(session, self.sink_id))
             if self.strategy is Strategy.DIRECT and self._layout is not None and self._layout.merges:
                 await session.execute(self._dialect.create_merge_table(self._layout))
         except BaseException:
@@ -544,15 +551,15 @@ class SqlSink(TransactionalSink):
             return FencedOut(
                 f"the row of sink {self.sink_id!r} was deleted (forgotten) while it was open; restart"
             )
-        by = row.holder.owner if row.holder is not None else "an unknown process"
-        if row.owner == self._owner_number:
+        holder = row.holder
+        if holder is not None and holder.owner.run == self.run:
             return FencedOut(
-                f"the marker of sink {self.sink_id!r} was set to epoch {row.marker.epoch} (adopted) while it "
+                f"the marker of sink {self.sink_id!r} was changed to epoch {row.marker.epoch} by hand while it "
                 f"was open; restart this instance"
             )
+        by = holder.owner if holder is not None else "an unknown process"
         return FencedOut(
-            f"sink {self.sink_id!r} was taken by {by}: owner {self._owner_number} < {row.owner}; "
-            f"stop this instance"
+            f"sink {self.sink_id!r} was taken by {by}, owner number {row.owner}; stop this instance"
         )
 
 

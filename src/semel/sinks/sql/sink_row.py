@@ -43,8 +43,10 @@ class SinkRows:
         self._insert = dialect.insert_sink()
         table = dialect.quote_table(TableName(None, SINKS_TABLE))
         self._select = f"SELECT sink_id, owner, owner_info, epoch, query_id, offsets_digest FROM {table}"
-        self._take = (
-            f"UPDATE {table} SET owner = owner + 1, owner_info = %s WHERE sink_id = %s AND owner = %s"
+        self._take = f"UPDATE {table} SET owner = %s, owner_info = %s WHERE sink_id = %s AND owner = %s"
+        self._adopt = (
+            f"UPDATE {table} SET owner = owner + 1, owner_info = %s, epoch = %s, query_id = %s, "
+            f"offsets_digest = '' WHERE sink_id = %s"
         )
         self._renew = f"UPDATE {table} SET owner_info = %s WHERE sink_id = %s AND owner = %s"
         self._mark = (
@@ -69,14 +71,21 @@ class SinkRows:
         found = await session.fetch(f"{self._select} WHERE sink_id = %s FOR UPDATE", (sink_id,))
         return _decode(found[0]) if found else None
 
-    async def take(self, session: SqlSession, row: SinkRow, holder: Holder) -> int:
-        """Makes `holder` the owner of a row that is locked; returns its number."""
-        await session.execute(self._take, (holder.encode(), row.sink_id, row.owner))
-        return row.owner + 1
+    # The next three are one statement each, outside a transaction: a process that is stopped at any point
+    # cannot hold the row's lock without its connection being noted in the row.
 
-    async def renew(self, session: SqlSession, sink_id: str, owner: int, holder: Holder) -> None:
-        """Notes the owner's new connection."""
-        await session.execute(self._renew, (holder.encode(), sink_id, owner))
+    async def take(self, session: SqlSession, row: SinkRow, holder: Holder) -> bool:
+        """Makes `holder` the owner, with the next number; False if somebody did since the row was read."""
+        parameters = (row.owner + 1, holder.encode(), row.sink_id, row.owner)
+        return await session.execute(self._take, parameters) == 1
+
+    async def renew(self, session: SqlSession, sink_id: str, owner: int, holder: Holder) -> bool:
+        """Notes the owner's new connection; False if the owner is another by now."""
+        return await session.execute(self._renew, (holder.encode(), sink_id, owner)) == 1
+
+    async def adopt(self, session: SqlSession, sink_id: str, marker: Marker, holder: Holder) -> None:
+        """Sets the marker by hand, and fences whoever has the sink."""
+        await session.execute(self._adopt, (holder.encode(), marker.epoch, marker.query_id, sink_id))
 
     async def mark(
         self, session: SqlSession, sink_id: str, owner: int, marker: Marker, last_epoch: int

@@ -1,0 +1,156 @@
+"""A PostgreSQL sink whose processes die or fall asleep at every step: the table holds each row once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from postgres_driver import (
+    SINK_ID,
+    STEPS,
+    WRITER_STEPS,
+    Stopper,
+    expected,
+    make_sink,
+    origin_of,
+    run_epoch,
+    run_epochs,
+)
+
+from semel.testing.postgres_server import PostgresServer
+
+DRIVER = Path(__file__).with_name("postgres_driver.py")
+EPOCHS = 2
+DRIVER_TIMEOUT_S = 60
+NEVER = Stopper("", "kill")
+# Rows are moved by the staged strategy only.
+CASES = [
+    (strategy, step)
+    for strategy in ("direct", "staged")
+    for step in STEPS
+    if (strategy, step) != ("direct", "rows moved")
+]
+
+
+class Driver:
+    """The driver program as a child."""
+
+    def __init__(self, server: PostgresServer, strategy: str, step: str, how: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(DRIVER), server.dsn, strategy, str(EPOCHS), step, how],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read_line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def wait_until_stopped(self) -> None:
+        assert self.read_line().startswith("at "), "it never reached its step"
+        wait_until_asleep(self._process.pid)
+
+    def wake(self) -> str:
+        """What it says when it goes on."""
+        self._process.send_signal(signal.SIGCONT)
+        return self.last_words()
+
+    def last_words(self) -> str:
+        said, _ = self._process.communicate(timeout=DRIVER_TIMEOUT_S)
+        return said
+
+    @property
+    def exit_code(self) -> int:
+        return self._process.wait(DRIVER_TIMEOUT_S)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def wait_until_asleep(pid: int) -> None:
+    process = psutil.Process(pid)
+    while process.status() != psutil.STATUS_STOPPED:
+        assert process.is_running()
+
+
+@pytest.fixture
+def table(postgres: PostgresServer) -> PostgresServer:
+    # Without a key: a row that is written twice is there twice.
+    postgres.query("CREATE TABLE kept (id bigint, value text)")
+    return postgres
+
+
+def kept(server: PostgresServer) -> list[tuple[object, ...]]:
+    return server.query("SELECT * FROM kept ORDER BY id")
+
+
+@pytest.mark.parametrize(("strategy", "step"), CASES)
+async def test_a_driver_that_is_killed_leaves_every_row_once(
+    table: PostgresServer, strategy: str, step: str
+) -> None:
+    driver = Driver(table, strategy, step, "kill")
+    assert driver.last_words().splitlines()[-1] == f"at {step}"
+    assert driver.exit_code == -signal.SIGKILL
+    assert kept(table) in (expected(0), expected(EPOCHS - 1), expected(EPOCHS)), "an epoch is half there"
+    async with make_sink(table.dsn, strategy) as sink:
+        await run_epochs(sink, EPOCHS, NEVER)
+    assert kept(table) == expected(EPOCHS)
+
+
+@pytest.mark.parametrize("step", WRITER_STEPS)
+async def test_a_writer_that_is_killed_leaves_every_row_once(table: PostgresServer, step: str) -> None:
+    said = Driver(table, "staged", step, "kill").last_words()
+    assert "died with -9" in said
+    assert said.splitlines()[-1] == "done"
+    assert kept(table) == expected(EPOCHS)
+
+
+@pytest.mark.parametrize(("strategy", "step"), CASES)
+async def test_a_zombie_driver_is_fenced_and_does_not_fence_the_living(
+    table: PostgresServer, strategy: str, step: str
+) -> None:
+    zombie = Driver(table, strategy, step, "stop")
+    try:
+        zombie.wait_until_stopped()
+        async with make_sink(table.dsn, strategy) as living:
+            await run_epochs(living, EPOCHS, NEVER)
+            assert kept(table) == expected(EPOCHS)
+            said = zombie.wake()
+            if step == "committed":
+                assert said.splitlines()[-1] == "done"  # it had nothing more to do
+            else:
+                assert "FencedOut" in said, said
+                assert f"process {os.getpid()}" in said
+                assert zombie.exit_code == 3
+            await run_epoch(living, EPOCHS, NEVER)
+            assert living.marker.epoch == EPOCHS
+    finally:
+        zombie.kill()
+    assert kept(table) == expected(EPOCHS + 1)
+
+
+@pytest.mark.parametrize("step", WRITER_STEPS)
+async def test_a_zombie_writer_does_no_harm(table: PostgresServer, step: str) -> None:
+    """It wakes up while a later attempt at its epoch, and then a later epoch, is being written."""
+    driver = Driver(table, "staged", step, "stop")
+    try:
+        line = driver.read_line().split()
+        assert line[0] == "sleeping" and line[2] == "at", line
+        pid = int(line[1])
+        assert driver.last_words().splitlines()[-1] == "done"
+        assert kept(table) == expected(EPOCHS)
+        async with make_sink(table.dsn, "staged") as living:
+            assert await living.open(SINK_ID) == EPOCHS - 1
+            assert await living.begin(EPOCHS - 1, origin_of(EPOCHS - 1)) is None
+            os.kill(pid, signal.SIGCONT)
+            await run_epoch(living, EPOCHS, NEVER)
+            await run_epoch(living, EPOCHS + 1, NEVER)
+    finally:
+        driver.kill()
+    assert kept(table) == expected(EPOCHS + 2)
