@@ -33,6 +33,7 @@ from semel.subscriptions.states import (
     TransactionState,
 )
 from semel.subscriptions.window import Held
+from semel.wire.batch import NO_TIMESTAMP
 from semel.wire.records import Headers, Record
 
 TIMED_OUT: Final = "it was not acknowledged in time"
@@ -297,33 +298,61 @@ class Transaction:
         timestamp_ms: int | None = None,
     ) -> Placed:
         """Returns when the record is durable in the open transaction. Several may be under way at once."""
+        timestamp = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms
+        placed = await self._publish(topic, [Record(key, value, timestamp, headers)], partition)
+        return placed[0]
+
+    async def publish_many(self, topic: str, records: Sequence[Record]) -> list[Placed]:
+        """Publishes records, each to the partition of its key: the same as many times `publish`, for less."""
+        return await self._publish(topic, records, None)
+
+    async def _publish(self, topic: str, records: Sequence[Record], partition: int | None) -> list[Placed]:
         self._dealt._require_open("publish: the statement was dropped")
-        if len(self.statements) >= MAX_STATEMENTS:
+        if len(self.statements) + len(records) > MAX_STATEMENTS:
             raise ConfigError(f"a transaction has at most {MAX_STATEMENTS} statements: this one was dropped")
-        statement = Statement(topic)
-        self.statements.append(statement)
+        statements = [Statement(topic) for _ in records]
+        self.statements += statements
         self._applying += 1
         self._is_applied.clear()
         try:
-            slot = await self._borrowed()
-            pending = await slot.send(
-                topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms
-            )
-            offset = await pending
-            statement.placed = Placed(topic, pending.where.partition, offset)
-            statement.enter(StatementState.APPLIED)
-            self._owner.step("published")
-            return statement.placed
+            return await self._apply(topic, records, partition, statements)
         except SemelError as error:
-            raise self._rejected(statement, error) from error
+            raise self._rejected(statements, error) from error
+        except asyncio.CancelledError:
+            # Nobody can tell whether it is in the transaction, so that must not be committed.
+            self._rejected(statements, TransactionRejectedError("a statement was cancelled"))
+            raise
         finally:
             self._applying -= 1
             if not self._applying:
                 self._is_applied.set()
 
-    def _rejected(self, statement: Statement, error: SemelError) -> SemelError:
-        if statement.state is not StatementState.REJECTED:
-            statement.enter(StatementState.REJECTED)
+    async def _apply(
+        self, topic: str, records: Sequence[Record], partition: int | None, statements: Sequence[Statement]
+    ) -> list[Placed]:
+        slot = await self._borrowed()
+        pending = [
+            await slot.send(
+                topic,
+                record.value,
+                key=record.key,
+                partition=partition,
+                headers=record.headers,
+                timestamp_ms=None if record.timestamp == NO_TIMESTAMP else record.timestamp,
+            )
+            for record in records
+        ]
+        placed = [Placed(topic, each.where.partition, await each) for each in pending]
+        for statement, where in zip(statements, placed, strict=True):
+            statement.placed = where
+            statement.enter(StatementState.APPLIED)
+        self._owner.step("published")
+        return placed
+
+    def _rejected(self, statements: Sequence[Statement], error: SemelError) -> SemelError:
+        for statement in statements:
+            if statement.state is not StatementState.REJECTED:
+                statement.enter(StatementState.REJECTED)
         if self._dealt.state in (DeliveryState.RETURNED, DeliveryState.LOST):
             return DeliveryLostError(f"{self._dealt} was taken back: {self._dealt._why or error}")
         meaning = error if self._slot is None else self._owner.meaning_of(error, self._slot)

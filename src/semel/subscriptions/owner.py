@@ -22,6 +22,7 @@ from typing import Final, Protocol, TypeVar
 
 from semel.client.admin import EARLIEST, LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import DEFAULT_RETRY_TIMEOUT_MS, Cluster
+from semel.client.consumer import FetchedBatch
 from semel.client.errors import UnknownOutcomeError
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
 from semel.client.metadata import TopicPartition
@@ -48,8 +49,8 @@ log = logging.getLogger("semel.subscriptions")
 
 T = TypeVar("T")
 
-BUFFERED_RECORDS: Final = 2_000
-"""Fetched and not yet admitted; fetching pauses there and goes on at half of it."""
+BUFFERED_BYTES: Final = 1024 * 1024
+"""Fetched and not yet looked at; fetching pauses there and goes on at half of it."""
 SETTLE_PAUSE_S: Final = 0.1
 IDLE_COMMIT_S: Final = 1.0
 """How long an offset that moved past what nobody has to see waits for a commit that takes it along."""
@@ -90,7 +91,7 @@ class PartitionOwner:
 
     def __init__(
         self,
-        cluster: Cluster,
+        clusters: Sequence[Cluster],
         where: TopicPartition,
         options: SubscriptionOptions,
         group: Callable[[], GroupMetadata],
@@ -102,7 +103,7 @@ class PartitionOwner:
         self.options = options
         self.state = OwnerState.NEW
         self.out: set[Dealt] = set()
-        self._cluster = cluster
+        self._cluster = clusters[0]
         self._group = group
         self._group_id = group().group_id
         self._gate = gate
@@ -110,7 +111,7 @@ class PartitionOwner:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._slots = Slots(
-            cluster,
+            clusters,
             self._group_id,
             where,
             TransactionOptions(transaction_timeout_ms=options.transaction_timeout_ms),
@@ -121,7 +122,9 @@ class PartitionOwner:
         self._turn = asyncio.Lock()
         self._unsettled: list[Settlement] = []
         self._settling: asyncio.Task[None] | None = None
-        self._buffer: deque[Record] = deque()
+        self._batches: deque[FetchedBatch] = deque()  # fetched, and not looked at yet
+        self._buffered_bytes = 0
+        self._buffer: deque[Record] = deque()  # the records of the batch that is being admitted
         self._marked: deque[list[Held]] = deque()
         self._is_marking = False
         self._gathering_since_ms: int | None = None
@@ -217,31 +220,32 @@ class PartitionOwner:
 
     @property
     def wants_records(self) -> bool:
-        return len(self._buffer) < BUFFERED_RECORDS // 2
+        return self._buffered_bytes < BUFFERED_BYTES // 2
 
     @property
     def is_full(self) -> bool:
-        return len(self._buffer) >= BUFFERED_RECORDS
+        return self._buffered_bytes >= BUFFERED_BYTES
 
     @property
     def low(self) -> int:
         """The lowest offset that is not acknowledged."""
         return self._window.low
 
-    def feed(self, records: Sequence[Record]) -> None:
-        """Records as the log has them, in order."""
-        self._buffer.extend(records)
+    def feed(self, batch: FetchedBatch) -> None:
+        """Batches as the log has them, in order."""
+        self._batches.append(batch)
+        self._buffered_bytes += len(batch.batch)
         self._admit()
 
     def reached(self, offset: int) -> None:
         """Nothing lies below this offset that was not fed."""
-        if not self._buffer and not self._window.held_count:
+        if not (self._batches or self._buffer or self._window.held_count):
             self._window.skip_to(offset)
             self._commit_when_idle()
 
     def _admit(self) -> None:
         window, buffer = self._window, self._buffer
-        while buffer and window.has_room(buffer[0].offset):
+        while self._has_next() and window.has_room(buffer[0].offset):
             record = buffer.popleft()
             if self._is_dropped(record):
                 window.skip_to(record.offset + 1)
@@ -252,6 +256,14 @@ class PartitionOwner:
             self.start(self._settle_and_admit())
         self._commit_when_idle()
         self._changed()
+
+    def _has_next(self) -> bool:
+        """Whether there is another record; batches are unpacked one by one, when they are needed."""
+        while not self._buffer and self._batches:
+            batch = self._batches.popleft()
+            self._buffered_bytes -= len(batch.batch)
+            self._buffer.extend(batch.records())
+        return bool(self._buffer)
 
     def _is_dropped(self, record: Record) -> bool:
         """Whether nobody here wants a record. A filter that fails is asked again when it is dealt."""

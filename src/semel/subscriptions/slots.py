@@ -4,12 +4,14 @@ Slot 0 is the owner's own; the others are lent to deliveries, one transaction ea
 used first: Kafka answers a commit before it has written its markers, and an id that rests meanwhile does not
 have to wait for them. The number of slots is in the partition's entry, so that a new owner knows what to
 fence; therefore new slots are opened first, then an entry counts them, and only then are they lent.
+
+Slots are spread over a few connections: Kafka handles one request of a connection at a time.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from semel.client.cluster import Cluster
@@ -38,14 +40,14 @@ class Slots:
 
     def __init__(
         self,
-        cluster: Cluster,
+        clusters: Sequence[Cluster],
         group_id: str,
         where: TopicPartition,
         options: TransactionOptions,
         most: int,
         count_them: Callable[[], Awaitable[None]],
     ) -> None:
-        self._cluster = cluster
+        self._clusters = clusters  # the same one, by different connections
         self._group_id = group_id
         self._where = where
         self._options = options
@@ -137,7 +139,8 @@ class Slots:
 
     def _slot(self, index: int) -> TransactionalProducer:
         name = transactional_id(self._group_id, self._where, index)
-        return TransactionalProducer(self._cluster, name, self._options, STATEMENT_OPTIONS)
+        cluster = self._clusters[(self._where.partition + index) % len(self._clusters)]
+        return TransactionalProducer(cluster, name, self._options, STATEMENT_OPTIONS)
 
 
 async def _open(slot: TransactionalProducer, limit: asyncio.Semaphore) -> None:

@@ -41,6 +41,8 @@ log = logging.getLogger("semel.subscriptions")
 PROTOCOL: Final = "semel"
 """The assignor that all members have: ordinary consumers have others, and are turned away."""
 FETCH_WAIT_MS: Final = 100
+CONNECTIONS: Final = 8
+"""To each broker, for transactions; opened when they are needed."""
 POLL_MS: Final = 200
 GATE_TIMEOUT_MS: Final = 2_000
 METADATA_INTERVAL_S: Final = 30.0
@@ -146,6 +148,8 @@ class Subscription:
         self.group_id = group_id
         self.topics = frozenset(topics)
         self._cluster = cluster
+        more = [Cluster(cluster.bootstrap, cluster.options) for _ in range(CONNECTIONS - 1)]
+        self._clusters = (cluster, *more)
         self._member = GroupMember(cluster, group_id, self.topics, PROTOCOL, self.options.member)
         self._consumer = Consumer(
             cluster, ConsumerOptions(isolation_level=READ_COMMITTED, max_wait_ms=FETCH_WAIT_MS)
@@ -215,6 +219,8 @@ class Subscription:
         await self._consumer.close()
         with suppress(SemelError):  # the group notices in time
             await self._member.leave()
+        for cluster in self._clusters[1:]:
+            await cluster.close()
 
     async def _guard(self, work: Awaitable[None]) -> None:
         """An error that no retry mends stops the subscription, and whoever waits is told."""
@@ -305,7 +311,7 @@ class Subscription:
             for batch in batches:
                 owner = self._owners.get(batch.where)
                 if owner is not None:
-                    owner.feed(batch.records())
+                    owner.feed(batch)
                     if owner.is_full:
                         self._consumer.pause(batch.where)
             if not batches:
@@ -390,7 +396,7 @@ class Subscription:
         backoff = Backoff()
         while where in self._assigned and where not in self._owners and not self._is_closing:
             owner = PartitionOwner(
-                self._cluster,
+                self._clusters,
                 where,
                 self.options,
                 self._member_metadata,

@@ -9,7 +9,7 @@ Everything may be called from several threads. Heartbeats and commits go on in t
 program works, so a long computation does not cost the partitions.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -53,6 +53,9 @@ class SyncTransaction:
                 topic, value, key=key, partition=partition, headers=headers, timestamp_ms=timestamp_ms
             )
         )
+
+    def publish_many(self, topic: str, records: Sequence[Record]) -> list[Placed]:
+        return self._thread.run(self._transaction.publish_many(topic, records))
 
     def ack(self) -> None:
         self._thread.run(self._transaction.ack())

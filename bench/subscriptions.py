@@ -1,0 +1,256 @@
+"""Deliveries a second, with a transaction each: a subscription, and the same loop by hand on confluent-kafka.
+
+    .venv/bin/python bench/subscriptions.py [--seconds 5] [--channels 1,50] [--without-kafka] [--bootstrap B]
+
+The loop takes a record, publishes one of 100 bytes, and commits the record's offset and its output in one
+transaction. By hand that is a consumer, a transactional producer and `send_offsets_to_transaction`, one pair
+of them and one thread a channel. A subscription has one connection to the broker for all of its channels.
+Every channel has a partition of its own. Times are from the record's arrival at the program to the commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import brokers
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.client.producer import Producer as SemelProducer
+from semel.subscriptions import Subscription, SubscriptionOptions
+
+VALUE: Final = b"x" * 100
+BATCH: Final = 100
+WARM_UP_S: Final = 2.0
+READ_TIMEOUT_S: Final = 0.2
+# More than any loop takes in the time that it has.
+RECORDS_A_SECOND: Final = 3_000
+
+
+class Figures(NamedTuple):
+    deliveries_s: float
+    p50_ms: float
+    p99_ms: float
+    client_cpu_ms: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.deliveries_s:9.0f}/s  p50 {self.p50_ms:6.1f} ms  p99 {self.p99_ms:6.1f} ms  "
+            f"client CPU {self.client_cpu_ms:5.2f} ms each"
+        )
+
+
+class Meter:
+    """Counts what is done between the end of the warm-up and the end of the run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.begin = time.perf_counter() + WARM_UP_S
+        self.end = self.begin + seconds
+        self.times_ms: list[float] = []
+        self.done = 0
+        self._cpu_s = _cpu_s()
+        self._is_warm = False
+        self._lock = threading.Lock()
+
+    def count(self, began: float, deliveries: int) -> bool:
+        """One transaction is committed; False when time is up."""
+        now = time.perf_counter()
+        with self._lock:
+            if not self._is_warm and now >= self.begin:
+                self._is_warm = True
+                self._cpu_s = _cpu_s()
+            if self.begin <= now < self.end:
+                self.times_ms.append((now - began) * 1000)
+                self.done += deliveries
+        return now < self.end
+
+    def figures(self) -> Figures:
+        cpu_ms = (_cpu_s() - self._cpu_s) * 1000
+        ordered = sorted(self.times_ms) or [0.0]
+        return Figures(
+            self.done / (self.end - self.begin),
+            ordered[len(ordered) // 2],
+            ordered[len(ordered) * 99 // 100],
+            cpu_ms / max(self.done, 1),
+        )
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def fill(bootstrap: str, topic: str, partitions: int, records: int) -> None:
+    async with Cluster(bootstrap) as cluster:
+        await Admin(cluster).create_topic(topic, partitions=partitions)
+        await Admin(cluster).create_topic(f"{topic}-out", partitions=1)
+        async with SemelProducer(cluster) as producer:
+            for number in range(records):
+                await producer.send(topic, VALUE, partition=number % partitions)
+
+
+# By a subscription
+
+
+async def subscribed(bootstrap: str, topic: str, channels: int, batch: int, seconds: float) -> Figures:
+    options = SubscriptionOptions(max_in_flight=max(16, 2 * batch), batch_size=batch)
+    async with Cluster(bootstrap) as cluster, Subscription(cluster, [topic], topic, options) as subscription:
+        while len(subscription.partitions) < channels:  # noqa: ASYNC110 - it is no part of what is measured
+            await asyncio.sleep(0.01)
+        meter = Meter(seconds)
+        works = [work(subscription, f"{topic}-out", batch, meter) for _ in range(channels)]
+        await asyncio.gather(*works)
+        return meter.figures()
+
+
+async def work(subscription: Subscription, output: str, batch: int, meter: Meter) -> None:
+    channel = subscription.channel()
+    goes_on = True
+    while goes_on:
+        if batch == 1:
+            delivery = await channel.take()
+            began = time.perf_counter()
+            async with delivery.transaction() as tx:
+                await tx.publish(output, VALUE)
+            goes_on = meter.count(began, 1)
+        else:
+            many = await channel.take_batch()
+            began = time.perf_counter()
+            async with many.transaction() as tx:
+                await tx.publish_many(output, many.records)
+            goes_on = meter.count(began, len(many))
+
+
+# By hand
+
+
+def by_hand(bootstrap: str, topic: str, channels: int, batch: int, seconds: float) -> Figures:
+    pairs = [open_pair(bootstrap, topic, number) for number in range(channels)]
+    meter = Meter(seconds)
+    threads = [
+        threading.Thread(target=loop_by_hand, args=(*pair, f"{topic}-out", batch, meter)) for pair in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return meter.figures()
+
+
+def open_pair(bootstrap: str, topic: str, number: int) -> tuple[Consumer, Producer]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"{topic}-by-hand",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "log_level": 3,
+        }
+    )
+    # Without a rebalance, which fifty of these in one process would be busy with for long.
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": f"{topic}-by-hand-{number}",
+            "linger.ms": 0,
+            "log_level": 3,
+        }
+    )
+    producer.init_transactions()
+    return consumer, producer
+
+
+def loop_by_hand(consumer: Consumer, producer: Producer, output: str, batch: int, meter: Meter) -> None:
+    goes_on = True
+    while goes_on and time.perf_counter() < meter.end:
+        messages = consumer.consume(batch, READ_TIMEOUT_S) if batch > 1 else [consumer.poll(READ_TIMEOUT_S)]
+        messages = [message for message in messages if message is not None and message.error() is None]
+        if not messages:
+            continue
+        began = time.perf_counter()
+        producer.begin_transaction()
+        for _ in messages:
+            producer.produce(output, VALUE)
+        producer.send_offsets_to_transaction(
+            consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+        )
+        producer.commit_transaction()
+        goes_on = meter.count(began, len(messages))
+
+
+# The run
+
+
+def measure(kind: str, bootstrap: str, channels: int, batch: int, seconds: float) -> None:
+    """One load, in a process of its own so that its CPU time is its own."""
+    topic = f"bench-{os.getpid()}-{kind.replace(' ', '-')}-{channels}-{batch}"
+    rate = RECORDS_A_SECOND * (20 if batch > 1 else 1)
+    asyncio.run(fill(bootstrap, topic, channels, int(rate * (seconds + WARM_UP_S))))
+    if kind == "subscription":
+        import uvloop
+
+        figures = uvloop.run(subscribed(bootstrap, topic, channels, batch, seconds))
+    else:
+        figures = by_hand(bootstrap, topic, channels, batch, seconds)
+    what = f"{channels} channels" + (f", batches of {batch}" if batch > 1 else "")
+    print(f"  {what:30} {kind:13} {figures}", flush=True)
+    os._exit(0)  # consumers and producers by hand take long to say goodbye
+
+
+def measure_all(bootstrap: str, channels: list[int], seconds: float) -> None:
+    for count in channels:
+        for batch in (1, BATCH):
+            for kind in ("subscription", "by hand"):
+                arguments = [kind, bootstrap, str(count), str(batch), str(seconds)]
+                subprocess.run([sys.executable, __file__, "--load", *arguments], check=False)
+
+
+def with_broker(make: Callable[[Path], brokers.BrokerUnderTest], channels: list[int], seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="semel-bench-", dir=Path.cwd()) as directory:
+        broker = make(Path(directory) / "broker")
+        broker.start()
+        try:
+            print(broker.name, flush=True)
+            measure_all(broker.bootstrap, channels, seconds)
+        finally:
+            broker.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--channels", default="1,50")
+    parser.add_argument("--without-kafka", action="store_true")
+    parser.add_argument("--bootstrap", help="measure this broker instead of starting any")
+    parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.load is not None:
+        kind, bootstrap, count, batch, seconds = given.load
+        measure(kind, bootstrap, int(count), int(batch), float(seconds))
+    channels = [int(count) for count in given.channels.split(",")]
+    if given.bootstrap is not None:
+        measure_all(given.bootstrap, channels, given.seconds)
+        return
+    with_broker(lambda directory: brokers.semel(directory, "fsync"), channels, given.seconds)
+    if not given.without_kafka:
+        with_broker(brokers.kafka, channels, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
