@@ -1,4 +1,4 @@
-"""Generate the codecs: `semel.wire.messages` and `semel.wire.apis` from `semel/wire/schema`, and the broker's
+"""Generate the codecs: `semel.wire.messages`, `apis` and `shapes` from `semel/wire/schema`, and the broker's
 own messages, `semel.broker.*_messages`, from `semel/broker/schema`.
 
 python tools/generate_wire.py            write what has changed
@@ -14,6 +14,7 @@ from pathlib import Path
 from wiregen.apis import generate_apis
 from wiregen.notation import NotationError, parse
 from wiregen.python import generate
+from wiregen.shapes import generate_shapes
 
 ROOT = Path(__file__).resolve().parent.parent
 WIRE = ROOT / "src" / "semel" / "wire"
@@ -28,6 +29,7 @@ def wanted_files() -> dict[Path, str]:
     }
     files[WIRE / "messages" / "__init__.py"] = MESSAGES_INIT
     files[WIRE / "apis.py"] = generate_apis(definitions)
+    files[WIRE / "shapes.py"] = generate_shapes(definitions)
     for path in sorted((BROKER / "schema").glob("*.wire")):
         files[BROKER / f"{path.stem}.py"] = generate(parse(path))
     return files

@@ -505,14 +505,25 @@ def test_metadata_of_everything_again_and_again(target: BrokerProcess, bystander
         bystander.check(10)
 
 
-def test_a_fetch_of_a_hundred_thousand_partitions(client: RawClient, victim: str) -> None:
-    parts = [FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=100) for n in range(100_000)]
-    asked = FetchRequest(
-        max_wait_ms=0, min_bytes=0, max_bytes=MIB, topics=[FetchTopic(topic=victim, partitions=parts)]
+def fetch_of(topic: str, partitions: int) -> FetchRequest:
+    parts = [FetchPartition(partition=n, fetch_offset=0, partition_max_bytes=100) for n in range(partitions)]
+    return FetchRequest(
+        max_wait_ms=0, min_bytes=0, max_bytes=MIB, topics=[FetchTopic(topic=topic, partitions=parts)]
     )
-    answer = client.ask(asked, FETCH_VERSION, FetchResponse)
+
+
+def test_a_fetch_of_as_many_partitions_as_there_may_be(client: RawClient, victim: str) -> None:
+    answer = client.ask(fetch_of(victim, 20_000), FETCH_VERSION, FetchResponse)
     codes = {part.error_code for topic in answer.responses for part in topic.partitions}
     assert answer.error_code or codes == {ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_a_fetch_of_a_hundred_thousand_partitions_is_refused(
+    client: RawClient, target: BrokerProcess, victim: str
+) -> None:
+    client.send(encoded(fetch_of(victim, 100_000), FETCH_VERSION))
+    assert client.is_closed()
+    assert f"closing {client.peer}: a Fetch request of" in target.log
 
 
 @pytest.mark.parametrize("wait_ms", [2**31 - 1, -1, -(2**31)])

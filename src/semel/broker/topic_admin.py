@@ -5,6 +5,7 @@ Each topic of a request is judged on its own. What is accepted goes into one jou
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from semel.broker.configs import check_topic_configs
@@ -50,13 +51,13 @@ _TO_HIGH_WATERMARK: Final = -1
 
 
 def create_topics(broker: Broker, request: CreateTopicsRequest, caller: Caller, now: Now) -> Decision:
-    names = [wanted.name for wanted in request.topics]
+    named = Counter(wanted.name for wanted in request.topics)
     entries: list[Entry] = []
     results = []
     room = broker.limits.max_partitions - broker.catalog.partition_count()
     for wanted in request.topics:
         try:
-            if names.count(wanted.name) > 1:
+            if named[wanted.name] > 1:
                 raise Refused(
                     ErrorCode.INVALID_REQUEST, f"topic '{wanted.name}' is named twice in one request"
                 )
@@ -189,13 +190,13 @@ def _to_delete(broker: Broker, state: DeleteTopicState) -> Topic:
 
 
 def create_partitions(broker: Broker, request: CreatePartitionsRequest, caller: Caller, now: Now) -> Decision:
-    names = [wanted.name for wanted in request.topics]
+    named = Counter(wanted.name for wanted in request.topics)
     entries: list[Entry] = []
     results = []
     room = broker.limits.max_partitions - broker.catalog.partition_count()
     for wanted in request.topics:
         try:
-            if names.count(wanted.name) > 1:
+            if named[wanted.name] > 1:
                 raise Refused(
                     ErrorCode.INVALID_REQUEST, f"topic '{wanted.name}' is named twice in one request"
                 )

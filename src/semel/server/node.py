@@ -36,7 +36,7 @@ from semel.server.connection import Connection, Slot
 from semel.server.fetch import Fetcher
 from semel.server.fetch_sessions import FetchSessions
 from semel.server.identity import load_identity, new_cluster_id
-from semel.server.large_requests import COUNTED_FRAME_BYTES, check_large_produce
+from semel.server.large_requests import COUNTED_FRAME_BYTES, most_elements
 from semel.server.life import Job, Journal, Life
 from semel.server.list_offsets import list_offsets
 from semel.server.log_dirs import alter_replica_log_dirs, describe_log_dirs
@@ -52,6 +52,7 @@ from semel.server.upkeep import Upkeep
 from semel.storage.memory import MemoryDisk
 from semel.storage.store import Store
 from semel.wire.apis import ApiKey
+from semel.wire.counting import check_elements
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Message
 from semel.wire.messages.alter_replica_log_dirs import AlterReplicaLogDirsRequest
@@ -115,6 +116,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_connections = settings.integer("max.connections")
+        self._most_elements = most_elements(settings.integer("max.partitions"))
 
     @property
     def is_in_memory(self) -> bool:
@@ -379,8 +381,8 @@ class Node:
         if served is None or not served.api.serves(header.api_version):
             self._unsupported(slot, served)
             return
-        if len(body) > COUNTED_FRAME_BYTES and header.api_key == ApiKey.PRODUCE:
-            check_large_produce(body, pos, header.api_version)
+        if len(body) > COUNTED_FRAME_BYTES:
+            check_elements(body, pos, header.api_key, header.api_version, self._most_elements)
         request, _ = served.decode(body, pos, header.api_version)
         slot.request = request
         self.metrics.requested(served.api.name)

@@ -128,8 +128,12 @@ class Client:
     def send(self, request: Message, version: int) -> None:
         self.wire.written.clear()
         frame = b"".join(bytes(each) for each in request_frame(request, version, 1, "test"))
-        self._connection.get_buffer(-1)[: len(frame)] = frame
-        self._connection.buffer_updated(len(frame))
+        while frame and not self.wire.is_cut:
+            room = self._connection.get_buffer(-1)
+            taken = min(len(room), len(frame))
+            room[:taken] = frame[:taken]
+            frame = frame[taken:]
+            self._connection.buffer_updated(taken)
 
     def answer(self, request: Message, version: int, response_type: Any) -> Any:
         """The answer, which must be there."""

@@ -1,4 +1,4 @@
-"""A large request cannot keep the event loop: only Produce may be large, and only by its batches."""
+"""A large request cannot keep the event loop: only Produce may be large, and none may name too much."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from collections.abc import Callable
 from struct import pack
 
 import pytest
+from node_cases import Client
 
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
+from semel.server.clock import SystemClock
 from semel.server.connection import Connection, Slot
 from semel.server.intake import Intake
-from semel.server.large_requests import MAX_PRODUCED_PARTITIONS, PLAIN_FRAME_BYTES, check_large_produce
+from semel.server.large_requests import COUNTED_FRAME_BYTES, PLAIN_FRAME_BYTES, most_elements
+from semel.server.node import Node
+from semel.server.settings import Settings
 from semel.wire.apis import ApiKey
-from semel.wire.frames import decode_request_header
+from semel.wire.counting import check_elements
+from semel.wire.frames import Message, decode_request_header
+from semel.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from semel.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from semel.wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from semel.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from semel.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from semel.wire.primitives import MAX_UNKNOWN_TAGS, DecodeError
+from semel.wire.primitives import MAX_UNKNOWN_TAGS, DecodeError, Splices
 
 MAX_FRAME_BYTES = 100 * 1024 * 1024
-VERSIONS = [3, 8, 9, 12, 13]
-A_SECOND_OF_JUNK = 20 * 1024 * 1024
+MAX_PARTITIONS = 20_000
+LIMIT = most_elements(MAX_PARTITIONS)
 
 
 class Nobody:
@@ -85,68 +95,111 @@ def test_the_api_key_is_waited_for() -> None:
         assert received(start[:cut], start[cut:])[0].is_cut
 
 
-def encoded(request: ProduceRequest, version: int) -> memoryview:
+def encoded(request: Message, version: int) -> memoryview:
     out = bytearray()
     request.encode(out, version, [])
     return memoryview(out)
 
 
-def produce_of(partitions: int, topics: int = 1, records: bytes | None = b"x" * 100) -> ProduceRequest:
-    parts = [PartitionProduceData(index, records) for index in range(partitions)]
-    return ProduceRequest(
-        "id", -1, 1000, [TopicProduceData(name=f"t{n}", partition_data=parts) for n in range(topics)]
-    )
+def every_partition_in_its_own_topic(count: int) -> list[FetchTopic]:
+    return [FetchTopic(topic=f"topic-{n:05}", partitions=[FetchPartition()]) for n in range(count)]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    "request_", [produce_of(3, 2), produce_of(2, 2, None), ProduceRequest(topic_data=[])]
-)
-def test_a_produce_with_few_partitions_passes(version: int, request_: ProduceRequest) -> None:
-    check_large_produce(encoded(request_, version), 0, version)
+HONEST = {
+    "a fetch of all partitions": (FetchRequest(topics=every_partition_in_its_own_topic(MAX_PARTITIONS)), 12),
+    "the metadata of all topics": (
+        MetadataRequest(topics=[MetadataRequestTopic(name=f"topic-{n:05}") for n in range(MAX_PARTITIONS)]),
+        12,
+    ),
+    "a creation of 5,000 topics with configs": (
+        CreateTopicsRequest(
+            topics=[
+                CreatableTopic(
+                    name=f"topic-{n:05}",
+                    num_partitions=1,
+                    configs=[CreatableTopicConfig(name="retention.ms", value="1000")] * 2,
+                )
+                for n in range(5_000)
+            ]
+        ),
+        7,
+    ),
+    "a join with much to say": (
+        JoinGroupRequest(protocols=[JoinGroupRequestProtocol(name="range", metadata=bytes(3_000_000))]),
+        9,
+    ),
+    "a batch of 50 MB": (
+        ProduceRequest(
+            topic_data=[
+                TopicProduceData(name="t", partition_data=[PartitionProduceData(0, bytes(50_000_000))])
+            ]
+        ),
+        3,
+    ),
+}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    ("partitions", "topics"), [(MAX_PRODUCED_PARTITIONS, 1), (0, MAX_PRODUCED_PARTITIONS + 1), (101, 200)]
-)
-def test_a_produce_with_too_many_topics_or_partitions_is_refused(
-    version: int, partitions: int, topics: int
-) -> None:
-    body = encoded(produce_of(partitions, topics, b""), version)
-    with pytest.raises(ProtocolError, match="names"):
-        check_large_produce(body, 0, version)
+@pytest.mark.parametrize("name", HONEST)
+def test_a_large_request_that_means_it_passes(name: str) -> None:
+    request, version = HONEST[name]
+    out = bytearray()
+    splices: Splices = []
+    request.encode(out, version, splices)
+    body = memoryview(b"".join([out, *(bytes(records) for _, records in splices)]))  # type: ignore[call-overload]
+    assert len(body) > COUNTED_FRAME_BYTES
+    assert check_elements(body, 0, request.API_KEY, version, LIMIT) == len(body)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_produce_that_ends_early_is_refused(version: int) -> None:
-    body = encoded(produce_of(2), version)
-    for cut in range(len(body)):
-        with pytest.raises(DecodeError):
-            check_large_produce(body[:cut], 0, version)
-            ProduceRequest.decode(body[:cut], 0, version)
+def test_a_broker_of_more_partitions_takes_larger_requests() -> None:
+    body = encoded(FetchRequest(topics=every_partition_in_its_own_topic(2 * MAX_PARTITIONS)), 12)
+    with pytest.raises(ProtocolError, match=r"a Fetch request of \d+ bytes names more than 50000 things"):
+        check_elements(body, 0, ApiKey.FETCH, 12, LIMIT)
+    check_elements(body, 0, ApiKey.FETCH, 12, most_elements(2 * MAX_PARTITIONS))
 
 
-def junk_topics(size: int) -> bytes:
-    # A topic with an empty name, no partitions and no tags.
-    count = size // 3
-    head = b"\0" + bytes(6)
-    return head + _uvarint(count + 1) + b"\1\1\0" * count
+def junk_topics() -> bytes:
+    # Topics with an empty name, no partitions and no tags.
+    count = PLAIN_FRAME_BYTES // 3
+    return b"\0" + bytes(6) + _uvarint(count + 1) + b"\1\1\0" * count
 
 
-def junk_tags(size: int) -> bytes:
+def junk_partitions() -> bytes:
+    # One topic, partitions without records or tags.
+    count = PLAIN_FRAME_BYTES // 6
+    return b"\0" + bytes(6) + b"\2\1" + _uvarint(count + 1) + bytes(6) * count
+
+
+def junk_tags() -> bytes:
     # No topics, and then tagged fields without content, under ascending tags.
     tags = b"".join(_uvarint(tag) + b"\0" for tag in range(100_000))
-    return b"\0" + bytes(6) + b"\1" + _uvarint(100_000) + tags + bytes(size - len(tags))
+    return b"\0" + bytes(6) + b"\1" + _uvarint(100_000) + tags + bytes(PLAIN_FRAME_BYTES - len(tags))
 
 
-@pytest.mark.parametrize("junk", [junk_topics, junk_tags])
-def test_junk_does_not_keep_the_loop(junk: Callable[[int], bytes]) -> None:
-    body = memoryview(junk(A_SECOND_OF_JUNK))
+def junk_keys() -> bytes:
+    # FindCoordinator for groups without a name.
+    return b"\0" + _uvarint(PLAIN_FRAME_BYTES + 1) + b"\1" * PLAIN_FRAME_BYTES + b"\0"
+
+
+def junk_names() -> bytes:
+    # DescribeConfigs of one topic without a name: configs without a name.
+    return b"\2\2\1" + _uvarint(PLAIN_FRAME_BYTES + 1) + b"\1" * PLAIN_FRAME_BYTES + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("junk", "api_key", "version"),
+    [
+        (junk_topics, ApiKey.PRODUCE, 9),
+        (junk_partitions, ApiKey.PRODUCE, 9),
+        (junk_tags, ApiKey.PRODUCE, 9),
+        (junk_keys, ApiKey.FIND_COORDINATOR, 4),
+        (junk_names, ApiKey.DESCRIBE_CONFIGS, 4),
+    ],
+)
+def test_junk_does_not_keep_the_loop(junk: Callable[[], bytes], api_key: ApiKey, version: int) -> None:
+    body = memoryview(junk())
     began = time.process_time()
     with pytest.raises(ProtocolError):
-        check_large_produce(body, 0, 9)
-        ProduceRequest.decode(body, 0, 9)
+        check_elements(body, 0, api_key, version, LIMIT)
     assert time.process_time() - began < 0.2
 
 
@@ -169,3 +222,15 @@ def _uvarint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+async def test_a_node_cuts_off_who_names_too_much_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node(Settings.load(), SystemClock(), None, lambda: None)
+    await node.start()
+    client = Client(node)
+    few = FindCoordinatorRequest(coordinator_keys=[f"group-{n:05}" for n in range(10_000)])
+    assert len((await client.ask(few, 4, FindCoordinatorResponse)).coordinators) == 10_000
+    client.send(FindCoordinatorRequest(coordinator_keys=[""] * (COUNTED_FRAME_BYTES + LIMIT)), 4)
+    assert client.wire.is_cut
+    assert f"names more than {LIMIT} things" in caplog.text
+    await node.stop()
