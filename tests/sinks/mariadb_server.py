@@ -18,9 +18,6 @@ import pytest
 START_TIMEOUT_S = 60.0
 UNPRIVILEGED_USERS = ("mysql", "nobody")
 DATABASE = "semel"
-WRITER = "writer"
-# A server that is given to the tests, besides: MySQL 8, by its URL. The user must be able to do everything.
-GIVEN_SERVER = "SEMEL_TEST_MYSQL"
 
 
 def find_binaries() -> tuple[str, str] | None:
@@ -84,10 +81,13 @@ class MariaDBServer:
             self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def query(
-        self, statement: str, *parameters: object, database: str | None = DATABASE
-    ) -> list[tuple[Any, ...]]:
-        connection = pymysql.connect(
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def connect(self, database: str | None = DATABASE) -> Any:
+        return pymysql.connect(
             host="127.0.0.1",
             port=self.port,
             user="root",
@@ -95,6 +95,11 @@ class MariaDBServer:
             charset="utf8mb4",
             autocommit=True,
         )
+
+    def query(
+        self, statement: str, *parameters: object, database: str | None = DATABASE
+    ) -> list[tuple[Any, ...]]:
+        connection = self.connect(database)
         try:
             with connection.cursor() as cursor:
                 cursor.execute(statement, parameters or None)
