@@ -184,7 +184,7 @@ class SqlSink(TransactionalSink):
                 await self._end_predecessor(session)
                 continue
             row = await self._rows.read(session, self.sink_id)
-            if not is_taken or row is None:
+            if not is_taken or row is None or row.owner != self._owner_number:
                 raise self._fenced_by(row)
             await session.set_lock_timeout(self.settings.commit_timeout)
             await self._end_writers(session)
@@ -554,8 +554,8 @@ class SqlSink(TransactionalSink):
         holder = row.holder
         if holder is not None and holder.owner.run == self.run:
             return FencedOut(
-                f"the marker of sink {self.sink_id!r} was changed to epoch {row.marker.epoch} by hand while it "
-                f"was open; restart this instance"
+                f"the marker of sink {self.sink_id!r} was changed to epoch {row.marker.epoch} by hand while "
+                f"it was open; restart this instance"
             )
         by = holder.owner if holder is not None else "an unknown process"
         return FencedOut(
