@@ -58,7 +58,10 @@ async def main(bootstrap: str, topic: str, group: str, output: str, concurrency:
         on_step("handled")
 
     options = quick(
-        max_in_flight=8, max_attempts=int(os.environ.get("TEST_MAX_ATTEMPTS", "3")), on_step=on_step
+        max_in_flight=8,
+        max_attempts=int(os.environ.get("TEST_MAX_ATTEMPTS", "3")),
+        max_transaction_version=int(os.environ.get("TEST_VERSION", "2")),
+        on_step=on_step,
     )
     async with Cluster(bootstrap) as cluster, Subscription(cluster, [topic], group, options) as subscription:
         print("ready", flush=True)

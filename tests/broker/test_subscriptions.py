@@ -25,6 +25,7 @@ from semel.subscriptions import (
     DeliveryStateError,
     RedeliveryBackoff,
     Subscription,
+    SubscriptionClosedError,
     SubscriptionOptions,
     TransactionRejectedError,
     subscribe,
@@ -165,8 +166,9 @@ async def test_acknowledgements_in_any_order_are_kept(cluster: Cluster, topic: s
     assert entry.offset == 9
 
 
+@pytest.mark.parametrize("version", [2, 1])
 async def test_parallel_transactions_of_one_partition_lose_no_acknowledgement(
-    cluster: Cluster, topic: str, output: str
+    cluster: Cluster, topic: str, output: str, version: int
 ) -> None:
     await fill(cluster, topic, 200, keys=40)
     await make_topic(cluster, output, 3)
@@ -176,7 +178,8 @@ async def test_parallel_transactions_of_one_partition_lose_no_acknowledgement(
         offsets.setdefault(delivery.key, []).append(delivery.offset)
         await delivery.transaction().publish(output, delivery.value, key=delivery.key)
 
-    async with Subscription(cluster, [topic], topic, quick(max_in_flight=32)) as subscription:
+    options = quick(max_in_flight=32, max_transaction_version=version)
+    async with Subscription(cluster, [topic], topic, options) as subscription:
         running = asyncio.create_task(subscription.channel().run(handle, concurrency=16))
         await eventually("all", lambda: sum(map(len, offsets.values())) == 200)
         await eventually("acknowledged", lambda: low_of(subscription) == 200)
@@ -308,6 +311,38 @@ async def test_a_statement_that_is_refused_rejects_the_transaction(
         assert again.attempt == 2
         await again.ack()
     assert await values(cluster, output) == []
+
+
+async def test_a_statement_that_was_cancelled_cannot_be_committed(
+    cluster: Cluster, topic: str, output: str
+) -> None:
+    await fill(cluster, topic, 1)
+    await make_topic(cluster, output)
+    async with Subscription(cluster, [topic], topic, QUICK) as subscription:
+        delivery = await take(subscription)
+        tx = delivery.transaction()
+        publishing = asyncio.create_task(tx.publish(output, b"perhaps"))
+        await asyncio.sleep(0)
+        publishing.cancel()
+        await asyncio.wait([publishing])
+        with pytest.raises(TransactionRejectedError, match="cancelled"):
+            await tx.ack()
+        async with (await take(subscription)).transaction() as tx:
+            await tx.publish_many(output, [Record(b"k", b"1"), Record(b"k", b"2")])
+    assert await values(cluster, output) == [b"1", b"2"]
+
+
+async def test_a_channel_that_closes_ends_whoever_waits_on_it(cluster: Cluster, topic: str) -> None:
+    await make_topic(cluster, topic)
+    async with Subscription(cluster, [topic], topic, QUICK) as subscription:
+        channel = subscription.channel()
+        waiting = asyncio.create_task(channel.take())
+        await asyncio.sleep(0)
+        channel.close()
+        with pytest.raises(SubscriptionClosedError):
+            await waiting
+        with pytest.raises(SubscriptionClosedError):
+            await channel.take()
 
 
 async def test_a_channel_that_closes_gives_back_what_it_has_not_acknowledged(

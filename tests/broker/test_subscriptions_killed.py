@@ -155,26 +155,34 @@ async def assert_copied_once(cluster: Cluster, topic: str, output: str, count: i
     assert (entry.offset, entry.acknowledged, entry.marks) == (count, (), ())
 
 
+@pytest.mark.parametrize("version", ["2", "1"], ids=["version-2", "version-1"])
 @pytest.mark.parametrize("steps", [STEPS[::3], STEPS[1::3], STEPS[2::3]], ids=",".join)
 async def test_a_subscriber_killed_at_any_step_has_copied_nothing_twice_and_loses_nothing(
-    bootstrap: str, cluster: Cluster, topic: str, subscribers: list[Subscriber], steps: list[str]
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    subscribers: list[Subscriber],
+    steps: list[str],
+    version: str,
 ) -> None:
     """Several at a time, each with topics of its own: most of the time they wait for a session to end."""
-    await asyncio.gather(*(killed_at(step, bootstrap, cluster, topic, subscribers) for step in steps))
+    await asyncio.gather(
+        *(killed_at(step, bootstrap, cluster, topic, subscribers, version) for step in steps)
+    )
 
 
 async def killed_at(
-    step: str, bootstrap: str, cluster: Cluster, prefix: str, subscribers: list[Subscriber]
+    step: str, bootstrap: str, cluster: Cluster, prefix: str, subscribers: list[Subscriber], version: str
 ) -> None:
     topic = f"{prefix}-{step.replace(':', '-')}"
     output = f"{topic}-out"
     await fill(cluster, topic, COUNT, keys=KEYS)
     await make_topic(cluster, output)
-    subscriber = Subscriber(bootstrap, topic, output, die_at=step)
+    subscriber = Subscriber(bootstrap, topic, output, die_at=step, version=version)
     subscribers.append(subscriber)
     await subscriber.died()
     acknowledged = await entry_of_dead(cluster, topic)
-    seen = await finish(cluster, topic, output)
+    seen = await finish(cluster, topic, output, max_transaction_version=int(version))
     assert not acknowledged & set(seen), "what was acknowledged is never seen again"
     await assert_copied_once(cluster, topic, output)
 

@@ -120,11 +120,11 @@ class Dealt:
 
     def lose(self, error: SemelError) -> None:
         """The partition is gone, and with it all that could have been done here."""
+        if self.state is DeliveryState.OPEN and self._transaction is not None:
+            self._transaction.reject()  # of a sealed one nobody here knows what becomes of it
         if self.state in (DeliveryState.OPEN, DeliveryState.SEALED):
             self._why = str(error)
             self.enter(DeliveryState.LOST)
-        if self._transaction is not None:
-            self._transaction.reject()
         self._done()
 
     def seal(self) -> None:

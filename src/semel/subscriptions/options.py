@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from semel.client.coordinator import VERSION_2
 from semel.client.group_member import MemberOptions
 from semel.errors import ConfigError
 from semel.subscriptions.backoff import RedeliveryBackoff
@@ -31,6 +32,7 @@ class SubscriptionOptions:
 
     `max_in_flight` counts for each partition. `start` is where a group begins that has no offset yet.
     `filter` and `transform` see records before they are dealt; what they raise is a failed attempt.
+    `max_transaction_version` 1 keeps to what brokers before Kafka 4 have.
     `on_step` is told each step of the owner's work (tests stop the process there).
     """
 
@@ -45,6 +47,7 @@ class SubscriptionOptions:
     filter: Filter | None = None
     transform: Transform | None = None
     drain_timeout_ms: int = 10_000
+    max_transaction_version: int = VERSION_2
     heartbeat_interval_ms: int = 1_000
     member: MemberOptions = field(default_factory=MemberOptions)
     on_step: OnStep | None = None

@@ -21,14 +21,14 @@ from enum import Enum
 from typing import Final, Protocol, TypeVar
 
 from semel.client.admin import EARLIEST, LATEST, READ_COMMITTED, Admin
-from semel.client.cluster import DEFAULT_RETRY_TIMEOUT_MS, Cluster
+from semel.client.cluster import DEFAULT_RETRY_TIMEOUT_MS, Backoff, Cluster
 from semel.client.consumer import FetchedBatch
 from semel.client.errors import UnknownOutcomeError
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import State, TransactionOptions
 from semel.client.transactional_producer import TransactionalProducer
-from semel.errors import ConfigError, RetriableError, SemelError
+from semel.errors import BrokerError, ConfigError, RetriableError, SemelError
 from semel.subscriptions import options as settings
 from semel.subscriptions.dead_letters import dead_letter_headers, dead_letter_topic, is_for_another
 from semel.subscriptions.entry import Entry, parse_entry
@@ -54,9 +54,18 @@ BUFFERED_BYTES: Final = 1024 * 1024
 SETTLE_PAUSE_S: Final = 0.1
 IDLE_COMMIT_S: Final = 1.0
 """How long an offset that moved past what nobody has to see waits for a commit that takes it along."""
+STABLE_END_TIMEOUT_S: Final = 5.0
 DEAD_LETTER_PAUSE_S: Final = 2.0
 REJECTED_PAUSE_MS: Final = 100
 CLOSE_TIMEOUT_S: Final = 10.0
+# These refuse every entry, whoever commits it.
+HOPELESS: Final = frozenset(
+    {
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    }
+)
 
 
 class OwnerState(Enum):
@@ -114,7 +123,10 @@ class PartitionOwner:
             clusters,
             self._group_id,
             where,
-            TransactionOptions(transaction_timeout_ms=options.transaction_timeout_ms),
+            TransactionOptions(
+                transaction_timeout_ms=options.transaction_timeout_ms,
+                max_version=options.max_transaction_version,
+            ),
             options.max_in_flight,
             self.settle,
         )
@@ -141,7 +153,7 @@ class PartitionOwner:
         await self._slots.take(1)
         self.step("slot-taken")
         entry = await self._fence_and_read()
-        start_offset, stable_end = await self._range()
+        start_offset, stable_end = await self._range(0 if entry is None else entry.offset)
         entry = self._place(entry, start_offset, stable_end).after_crash(stable_end)
         count = min(FIRST_SLOTS, self.options.max_in_flight + 1)
         await self._slots.take(count)
@@ -185,11 +197,19 @@ class PartitionOwner:
         entry = parse_entry(committed.offset, committed.metadata)
         return self.options.max_in_flight + 1 if entry is None else entry.slots
 
-    async def _range(self) -> tuple[int, int]:
+    async def _range(self, offset: int) -> tuple[int, int]:
+        """Where the log begins, and where it ends for read_committed; waits a while if that is too low.
+
+        A broker that has just started may not know yet how far its log is stable.
+        """
         admin = Admin(self._cluster)
         earliest = await admin.list_offsets({self.where: EARLIEST})
-        latest = await admin.list_offsets({self.where: LATEST}, isolation_level=READ_COMMITTED)
-        return earliest[self.where].offset, latest[self.where].offset
+        give_up = self._loop.time() + STABLE_END_TIMEOUT_S
+        while True:
+            latest = await admin.list_offsets({self.where: LATEST}, isolation_level=READ_COMMITTED)
+            if latest[self.where].offset >= offset or self._loop.time() > give_up:
+                return earliest[self.where].offset, latest[self.where].offset
+            await asyncio.sleep(SETTLE_PAUSE_S)
 
     def _place(self, entry: Entry | None, start_offset: int, stable_end: int) -> Entry:
         """Where to begin: at the entry, as far as the log has it."""
@@ -515,13 +535,18 @@ class PartitionOwner:
         await asyncio.shield(settlement.done)
 
     async def _settle_all(self) -> None:
+        backoff = Backoff()
         try:
             while self._unsettled:
-                await self._settle_once()
+                if await self._settle_once():
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next_pause_s())
         finally:
             self._settling = None
 
-    async def _settle_once(self) -> None:
+    async def _settle_once(self) -> bool:
+        """Commits what waits; False if it has to be tried again."""
         async with self._turn:
             settlements, self._unsettled = self._unsettled, []
             held = [each for settlement in settlements for each in settlement.held]
@@ -534,13 +559,13 @@ class PartitionOwner:
                 if not self.is_lost:
                     log.warning("an entry of %s was not committed, and will be: %s", self.where, error)
                     self._unsettled = settlements + self._unsettled
-                    await asyncio.sleep(SETTLE_PAUSE_S)
-                    return
+                    return False
                 _fail(settlements, meaning)
-                return
+                return True
         for settlement in settlements:
             if not settlement.done.done():
                 settlement.done.set_result(None)
+        return True
 
     def _commit_when_idle(self) -> None:
         if self._window.low > self._window.committed_offset and self._idle_commit is None:
@@ -555,7 +580,7 @@ class PartitionOwner:
         """What an error in a transaction means for its delivery; a fenced slot means that all is lost."""
         if isinstance(error, DeliveryLostError | TransactionRejectedError):
             return error
-        if slot.state is State.FAILED:
+        if slot.state is State.FAILED or is_hopeless(error):
             self.lose(error)
         if self.is_lost:
             return self._lost_error()
@@ -670,6 +695,11 @@ def _entry_of(committed: CommittedOffset | None) -> Entry | None:
         return None
     entry = parse_entry(committed.offset, committed.metadata)
     return Entry(committed.offset, is_released=True) if entry is None else entry
+
+
+def is_hopeless(error: SemelError) -> bool:
+    """Whether no retry and no other owner would fare better: a permission is missing, or a limit too low."""
+    return isinstance(error, BrokerError) and error.code in HOPELESS
 
 
 def _fail(settlements: Sequence[Settlement], error: SemelError) -> None:

@@ -71,7 +71,11 @@ class Slots:
         first = len(self._slots)
         opened = [self._slot(index) for index in range(first, count)]
         limit = asyncio.Semaphore(OPENED_AT_ONCE)
-        await asyncio.gather(*(_open(slot, limit) for slot in opened))
+        # All of them come to an end: one that is late must not fence a slot that is opened again meanwhile.
+        outcomes = await asyncio.gather(*(_open(slot, limit) for slot in opened), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
         self._slots += opened
 
     async def keep(self, count: int) -> None:

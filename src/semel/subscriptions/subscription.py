@@ -34,7 +34,7 @@ from semel.subscriptions.delivery import Batch, Dealt, Delivery
 from semel.subscriptions.errors import DeliveryLostError, SubscriptionClosedError
 from semel.subscriptions.gate import CommitGate
 from semel.subscriptions.options import EARLIEST, Filter, SubscriptionOptions, Transform
-from semel.subscriptions.owner import OwnerState, PartitionOwner
+from semel.subscriptions.owner import OwnerState, PartitionOwner, is_hopeless
 
 log = logging.getLogger("semel.subscriptions")
 
@@ -65,7 +65,7 @@ class Channel:
     def __init__(self, subscription: "Subscription") -> None:
         self.subscription = subscription
         self.open: set[Dealt] = set()
-        self._is_closed = False
+        self.is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ class Channel:
 
     def close(self, reason: str = "its subscriber has gone", *, counts: bool = True) -> None:
         """Gives back everything that is not sealed. What is sealed is committed."""
-        self._is_closed = True
+        self.is_closed = True
         self.subscription.forget(self)
         for dealt in list(self.open):
             dealt.take_back(reason, counts=counts)
@@ -250,7 +250,7 @@ class Subscription:
         """The next delivery, or batch, for a channel."""
         if self._failure is not None:
             raise self._failure
-        if self._is_closing:
+        if self._is_closing or channel.is_closed:
             raise self._closed_error()
         done: asyncio.Future[Dealt] = asyncio.get_running_loop().create_future()
         # A batch is asked for by a limit above 1, or below 0 for a batch of one.
@@ -267,7 +267,7 @@ class Subscription:
         """Deals nothing more to a channel."""
         for waiter in self._waiters:
             if waiter.channel is channel and not waiter.done.done():
-                waiter.done.cancel()
+                waiter.done.set_exception(SubscriptionClosedError("the channel was closed"))
 
     def _owner_ready(self, owner: PartitionOwner) -> None:
         if owner not in self._ready:
@@ -307,7 +307,11 @@ class Subscription:
 
     async def _fetch(self) -> None:
         while True:
-            batches = await self._consumer.poll(POLL_MS)
+            try:
+                batches = await self._consumer.poll(POLL_MS)
+            except RetriableError as error:
+                log.warning("group %r cannot fetch for the time being: %s", self.group_id, error)
+                continue
             for batch in batches:
                 owner = self._owners.get(batch.where)
                 if owner is not None:
@@ -339,13 +343,22 @@ class Subscription:
         if not await self._gate.close(GATE_TIMEOUT_MS):
             log.warning("group %r rebalances while a commit is under way", self.group_id)
         try:
-            assignment = await self._member.join({*self._owners, *self._changing})
+            assignment = await self._join_at_last()
         finally:
             self._gate.open()
         self._heard_s = asyncio.get_running_loop().time()
         if not assignment.is_continuous:
             self._lose_all("the group went on without this member")
         self._apply(assignment)
+
+    async def _join_at_last(self) -> Assignment:
+        """However long the broker is away: what was owned is lost meanwhile, and this member comes back."""
+        while True:
+            try:
+                return await self._member.join({*self._owners, *self._changing})
+            except RetriableError as error:
+                log.warning("group %r cannot be joined for the time being: %s", self.group_id, error)
+                self._lose_all("the group could not be joined again in time")
 
     def _apply(self, assignment: Assignment) -> None:
         self._assigned = assignment.partitions
@@ -435,6 +448,8 @@ class Subscription:
         log.warning("%s of group %r was lost: %s", owner.where, self.group_id, error)
         del self._owners[owner.where]
         self._consumer.unassign([owner.where])
+        if is_hopeless(error):
+            self._fail(error)
         self._change(owner.where, self._retake(owner))
 
     async def _retake(self, owner: PartitionOwner) -> None:
