@@ -1,11 +1,9 @@
-from collections.abc import Iterable as _Iterable
-from collections.abc import Mapping as _Mapping
-from typing import ClassVar as _ClassVar
-
-from google.protobuf import descriptor as _descriptor
-from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -34,7 +32,6 @@ class Problem(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PROBLEM_NOT_ALLOWED: _ClassVar[Problem]
     PROBLEM_LOST: _ClassVar[Problem]
     PROBLEM_OTHER_SETTING: _ClassVar[Problem]
-
 START_UNSPECIFIED: Start
 START_EARLIEST: Start
 START_LATEST: Start
@@ -54,7 +51,7 @@ PROBLEM_LOST: Problem
 PROBLEM_OTHER_SETTING: Problem
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("ack", "begin", "credits", "nack", "setup", "statement")
+    __slots__ = ("setup", "credits", "begin", "statement", "ack", "nack")
     SETUP_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
@@ -67,18 +64,10 @@ class SubscribeRequest(_message.Message):
     statement: Statement
     ack: Ack
     nack: Nack
-    def __init__(
-        self,
-        setup: Setup | _Mapping | None = ...,
-        credits: Credits | _Mapping | None = ...,
-        begin: Begin | _Mapping | None = ...,
-        statement: Statement | _Mapping | None = ...,
-        ack: Ack | _Mapping | None = ...,
-        nack: Nack | _Mapping | None = ...,
-    ) -> None: ...
+    def __init__(self, setup: _Optional[_Union[Setup, _Mapping]] = ..., credits: _Optional[_Union[Credits, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., statement: _Optional[_Union[Statement, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., nack: _Optional[_Union[Nack, _Mapping]] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("applied", "committed", "delivery", "in_doubt", "ready", "refused", "rolled_back", "warning")
+    __slots__ = ("ready", "delivery", "applied", "refused", "committed", "rolled_back", "in_doubt", "warning")
     READY_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
@@ -95,20 +84,10 @@ class SubscribeResponse(_message.Message):
     rolled_back: RolledBack
     in_doubt: InDoubt
     warning: Warning
-    def __init__(
-        self,
-        ready: Ready | _Mapping | None = ...,
-        delivery: Delivery | _Mapping | None = ...,
-        applied: Applied | _Mapping | None = ...,
-        refused: Refused | _Mapping | None = ...,
-        committed: Committed | _Mapping | None = ...,
-        rolled_back: RolledBack | _Mapping | None = ...,
-        in_doubt: InDoubt | _Mapping | None = ...,
-        warning: Warning | _Mapping | None = ...,
-    ) -> None: ...
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., rolled_back: _Optional[_Union[RolledBack, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., warning: _Optional[_Union[Warning, _Mapping]] = ...) -> None: ...
 
 class Setup(_message.Message):
-    __slots__ = ("batch_size", "client_id", "credits", "group", "settings", "topics")
+    __slots__ = ("group", "topics", "credits", "batch_size", "client_id", "settings")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
@@ -121,27 +100,10 @@ class Setup(_message.Message):
     batch_size: int
     client_id: str
     settings: Settings
-    def __init__(
-        self,
-        group: str | None = ...,
-        topics: _Iterable[str] | None = ...,
-        credits: int | None = ...,
-        batch_size: int | None = ...,
-        client_id: str | None = ...,
-        settings: Settings | _Mapping | None = ...,
-    ) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., topics: _Optional[_Iterable[str]] = ..., credits: _Optional[int] = ..., batch_size: _Optional[int] = ..., client_id: _Optional[str] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ...) -> None: ...
 
 class Settings(_message.Message):
-    __slots__ = (
-        "backoff_first_ms",
-        "backoff_max_ms",
-        "dead_letter_topic",
-        "delivery_timeout_ms",
-        "max_attempts",
-        "max_in_flight",
-        "max_wait_ms",
-        "start",
-    )
+    __slots__ = ("max_in_flight", "max_attempts", "delivery_timeout_ms", "backoff_first_ms", "backoff_max_ms", "dead_letter_topic", "start", "max_wait_ms")
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     DELIVERY_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -158,41 +120,22 @@ class Settings(_message.Message):
     dead_letter_topic: str
     start: Start
     max_wait_ms: int
-    def __init__(
-        self,
-        max_in_flight: int | None = ...,
-        max_attempts: int | None = ...,
-        delivery_timeout_ms: int | None = ...,
-        backoff_first_ms: int | None = ...,
-        backoff_max_ms: int | None = ...,
-        dead_letter_topic: str | None = ...,
-        start: Start | str | None = ...,
-        max_wait_ms: int | None = ...,
-    ) -> None: ...
+    def __init__(self, max_in_flight: _Optional[int] = ..., max_attempts: _Optional[int] = ..., delivery_timeout_ms: _Optional[int] = ..., backoff_first_ms: _Optional[int] = ..., backoff_max_ms: _Optional[int] = ..., dead_letter_topic: _Optional[str] = ..., start: _Optional[_Union[Start, str]] = ..., max_wait_ms: _Optional[int] = ...) -> None: ...
 
 class Credits(_message.Message):
     __slots__ = ("count",)
     COUNT_FIELD_NUMBER: _ClassVar[int]
     count: int
-    def __init__(self, count: int | None = ...) -> None: ...
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("delivery_id",)
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
-    def __init__(self, delivery_id: int | None = ...) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ...) -> None: ...
 
 class Statement(_message.Message):
-    __slots__ = (
-        "delivery_id",
-        "headers",
-        "key",
-        "partition",
-        "statement_id",
-        "timestamp_ms",
-        "topic",
-        "value",
-    )
+    __slots__ = ("delivery_id", "statement_id", "topic", "key", "value", "headers", "partition", "timestamp_ms")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -209,38 +152,26 @@ class Statement(_message.Message):
     headers: _containers.RepeatedCompositeFieldContainer[Header]
     partition: int
     timestamp_ms: int
-    def __init__(
-        self,
-        delivery_id: int | None = ...,
-        statement_id: int | None = ...,
-        topic: str | None = ...,
-        key: bytes | None = ...,
-        value: bytes | None = ...,
-        headers: _Iterable[Header | _Mapping] | None = ...,
-        partition: int | None = ...,
-        timestamp_ms: int | None = ...,
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., statement_id: _Optional[int] = ..., topic: _Optional[str] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., partition: _Optional[int] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("delivery_id",)
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
-    def __init__(self, delivery_id: int | None = ...) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ...) -> None: ...
 
 class Nack(_message.Message):
-    __slots__ = ("delay_ms", "delivery_id", "reason")
+    __slots__ = ("delivery_id", "reason", "delay_ms")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
     reason: str
     delay_ms: int
-    def __init__(
-        self, delivery_id: int | None = ..., reason: str | None = ..., delay_ms: int | None = ...
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., reason: _Optional[str] = ..., delay_ms: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("max_credits", "max_statements", "settings", "version")
+    __slots__ = ("settings", "max_statements", "max_credits", "version")
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     MAX_STATEMENTS_FIELD_NUMBER: _ClassVar[int]
     MAX_CREDITS_FIELD_NUMBER: _ClassVar[int]
@@ -249,16 +180,10 @@ class Ready(_message.Message):
     max_statements: int
     max_credits: int
     version: str
-    def __init__(
-        self,
-        settings: Settings | _Mapping | None = ...,
-        max_statements: int | None = ...,
-        max_credits: int | None = ...,
-        version: str | None = ...,
-    ) -> None: ...
+    def __init__(self, settings: _Optional[_Union[Settings, _Mapping]] = ..., max_statements: _Optional[int] = ..., max_credits: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Delivery(_message.Message):
-    __slots__ = ("attempt", "delivery_id", "partition", "records", "topic")
+    __slots__ = ("delivery_id", "topic", "partition", "attempt", "records")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -269,17 +194,10 @@ class Delivery(_message.Message):
     partition: int
     attempt: int
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(
-        self,
-        delivery_id: int | None = ...,
-        topic: str | None = ...,
-        partition: int | None = ...,
-        attempt: int | None = ...,
-        records: _Iterable[Record | _Mapping] | None = ...,
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., topic: _Optional[str] = ..., partition: _Optional[int] = ..., attempt: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("headers", "key", "offset", "timestamp_ms", "value")
+    __slots__ = ("offset", "key", "value", "headers", "timestamp_ms")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -290,14 +208,7 @@ class Record(_message.Message):
     value: bytes
     headers: _containers.RepeatedCompositeFieldContainer[Header]
     timestamp_ms: int
-    def __init__(
-        self,
-        offset: int | None = ...,
-        key: bytes | None = ...,
-        value: bytes | None = ...,
-        headers: _Iterable[Header | _Mapping] | None = ...,
-        timestamp_ms: int | None = ...,
-    ) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., timestamp_ms: _Optional[int] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("key", "value")
@@ -305,10 +216,10 @@ class Header(_message.Message):
     VALUE_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: bytes
-    def __init__(self, key: str | None = ..., value: bytes | None = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Applied(_message.Message):
-    __slots__ = ("delivery_id", "offset", "partition", "statement_id")
+    __slots__ = ("delivery_id", "statement_id", "partition", "offset")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -317,16 +228,10 @@ class Applied(_message.Message):
     statement_id: int
     partition: int
     offset: int
-    def __init__(
-        self,
-        delivery_id: int | None = ...,
-        statement_id: int | None = ...,
-        partition: int | None = ...,
-        offset: int | None = ...,
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., statement_id: _Optional[int] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("delivery_id", "problem", "reason", "rejects_transaction", "statement_id")
+    __slots__ = ("delivery_id", "statement_id", "problem", "reason", "rejects_transaction")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_ID_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
@@ -337,32 +242,23 @@ class Refused(_message.Message):
     problem: Problem
     reason: str
     rejects_transaction: bool
-    def __init__(
-        self,
-        delivery_id: int | None = ...,
-        statement_id: int | None = ...,
-        problem: Problem | str | None = ...,
-        reason: str | None = ...,
-        rejects_transaction: bool | None = ...,
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., statement_id: _Optional[int] = ..., problem: _Optional[_Union[Problem, str]] = ..., reason: _Optional[str] = ..., rejects_transaction: _Optional[bool] = ...) -> None: ...
 
 class Committed(_message.Message):
     __slots__ = ("delivery_id",)
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
-    def __init__(self, delivery_id: int | None = ...) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ...) -> None: ...
 
 class RolledBack(_message.Message):
-    __slots__ = ("cause", "delivery_id", "reason")
+    __slots__ = ("delivery_id", "cause", "reason")
     DELIVERY_ID_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
     cause: Cause
     reason: str
-    def __init__(
-        self, delivery_id: int | None = ..., cause: Cause | str | None = ..., reason: str | None = ...
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., cause: _Optional[_Union[Cause, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class InDoubt(_message.Message):
     __slots__ = ("delivery_id", "reason")
@@ -370,7 +266,7 @@ class InDoubt(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     delivery_id: int
     reason: str
-    def __init__(self, delivery_id: int | None = ..., reason: str | None = ...) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Warning(_message.Message):
     __slots__ = ("delivery_id", "problem", "reason")
@@ -380,6 +276,4 @@ class Warning(_message.Message):
     delivery_id: int
     problem: Problem
     reason: str
-    def __init__(
-        self, delivery_id: int | None = ..., problem: Problem | str | None = ..., reason: str | None = ...
-    ) -> None: ...
+    def __init__(self, delivery_id: _Optional[int] = ..., problem: _Optional[_Union[Problem, str]] = ..., reason: _Optional[str] = ...) -> None: ...
