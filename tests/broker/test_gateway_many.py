@@ -17,6 +17,7 @@ from transaction_cases import make_topic
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
 from semel.client.metadata import TopicPartition
+from semel.subscriptions.grpc import subscriptions_pb2 as pb
 
 SUBSCRIBERS: Final = 1_000
 PARTITIONS: Final = 100
@@ -55,12 +56,16 @@ async def share(cluster: Cluster, address: str, topic: str) -> None:
     ]
     committed: list[int] = []
     took: Counter[int] = Counter()
-    began = time.monotonic()
+    all_are_there = asyncio.Barrier(SUBSCRIBERS + 1)
     working = [
-        asyncio.create_task(copy(channels[number % CONNECTIONS], number, topic, committed, took))
+        asyncio.create_task(
+            copy(channels[number % CONNECTIONS], number, topic, all_are_there, committed, took)
+        )
         for number in range(SUBSCRIBERS)
     ]
     async with asyncio.timeout(TIMEOUT_S):
+        await all_are_there.wait()
+        began = time.monotonic()
         while len(committed) < RECORDS:
             await asyncio.sleep(0.1)
             for task in working:
@@ -80,10 +85,19 @@ async def share(cluster: Cluster, address: str, topic: str) -> None:
     assert sum(committed_offset.offset for committed_offset in found.values()) == RECORDS
 
 
-async def copy(channel: Any, number: int, topic: str, committed: list[int], took: Counter[int]) -> None:
+async def copy(
+    channel: Any,
+    number: int,
+    topic: str,
+    all_are_there: asyncio.Barrier,
+    committed: list[int],
+    took: Counter[int],
+) -> None:
     """Copies for ever; one that is to be lost is gone in the midst of its first delivery."""
     async with GrpcSubscriber("", channel) as stream:
-        await stream.setup(topic)
+        await stream.setup(topic, open_at_once=0)
+        await all_are_there.wait()
+        await stream.send(credits=pb.Credits(count=1))
         while True:
             response = await stream.receive(timeout_s=TIMEOUT_S)
             kind = response.WhichOneof("message")
