@@ -11,20 +11,53 @@ from typing import Final
 from broker_process import free_port
 from kafka_process import FORMAT_TIMEOUT_S, KafkaProcess, _java
 
+from semel.client.cluster import Cluster
+from semel.client.errors import check
+from semel.wire.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
+
 USERNAME: Final = "alice"
+LIMITED: Final = "bob"
+"""May do nothing but what `allow` grants."""
 PASSWORD: Final = "a=secret"
 SECURE_PROPERTIES: Final = """
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL
 sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
 listener.name.secure.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-    user_{username}="{password}";
+    user_{username}="{password}" user_{limited}="{password}";
 listener.name.secure.scram-sha-256.sasl.jaas.config=\
     org.apache.kafka.common.security.scram.ScramLoginModule required;
 listener.name.secure.scram-sha-512.sasl.jaas.config=\
     org.apache.kafka.common.security.scram.ScramLoginModule required;
 ssl.keystore.type=PEM
 ssl.keystore.location={keystore}
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:{username}
 """
+
+# Kafka's numbers for what an ACL is about, and for what it allows.
+TOPIC, GROUP, TRANSACTIONAL_ID = 2, 3, 5
+READ, WRITE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 8, 10
+LITERAL, ALLOW = 3, 3
+
+
+async def allow(cluster: Cluster, kind: int, name: str, *operations: int) -> None:
+    """Grants operations on a resource to the limited user."""
+    creations = [
+        AclCreation(
+            resource_type=kind,
+            resource_name=name,
+            resource_pattern_type=LITERAL,
+            principal=f"User:{LIMITED}",
+            host="*",
+            operation=operation,
+            permission_type=ALLOW,
+        )
+        for operation in operations
+    ]
+    connection = await cluster.any_connection()
+    response = await connection.request(CreateAclsRequest(creations=creations), CreateAclsResponse)
+    for result in response.results:
+        check(result.error_code, "the ACL was not created", result.error_message)
 
 
 class SecureKafka(KafkaProcess):
@@ -44,7 +77,9 @@ class SecureKafka(KafkaProcess):
         text = self._properties.read_text()
         for name in ("listeners=", "advertised.listeners="):
             text = text.replace(f"\n{name}", f"\n{name}SECURE://127.0.0.1:{self.secure_port},", 1)
-        text += SECURE_PROPERTIES.format(username=USERNAME, password=PASSWORD, keystore=keystore)
+        text += SECURE_PROPERTIES.format(
+            username=USERNAME, limited=LIMITED, password=PASSWORD, keystore=keystore
+        )
         self._properties.write_text(text)
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         users = [

@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pytest
 from broker_process import StartBroker
+from kafka_process import KafkaProcess
 from transaction_cases import make_topic, read_committed, read_values, settle
 
-from semel.client.admin import READ_COMMITTED, READ_UNCOMMITTED, Admin
+from semel.client.admin import BROKER_RESOURCE, READ_COMMITTED, READ_UNCOMMITTED, SET_CONFIG, Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
+from semel.client.errors import check
 from semel.client.group_offsets import fetch_offsets
 from semel.client.metadata import TopicPartition
+from semel.client.shared_transaction import TransactionOptions
 from semel.errors import ConfigError
 from semel.sinks.errors import (
     AbortFailed,
@@ -30,6 +33,12 @@ from semel.sinks.kafka import KafkaSink
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, SourceOffsets, State
+from semel.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from semel.wire.partitioner import partition_for_key
 from semel.wire.records import Record
 
@@ -486,6 +495,8 @@ async def test_a_plan_leaves_the_process_only_if_the_sink_is_shared(
         with pytest.raises(ConfigError, match=r"`share\(\)` before `open`"):
             pickle.dumps(plan)
     async with KafkaSink(bootstrap, topic) as shared:
+        with pytest.raises(ConfigError, match="that writers can reach"):
+            shared.share("0.0.0.0")
         shared.share()
         await shared.open(sink_id)
         plan = pickle.loads(pickle.dumps(await shared.begin(0)))
@@ -587,6 +598,42 @@ async def test_a_transaction_that_timed_out_is_told_from_another_owner(
         assert await sink.open(sink_id) is None
         await write_epoch(sink, 0, values(range(2)))
     assert await read_committed(cluster, topic) == [[b"0", b"1"]]
+
+
+class OldSink(KafkaSink):
+    """A sink on a broker that has version 1 of transactions."""
+
+    def _transaction_options(self) -> TransactionOptions:
+        return TransactionOptions(max_version=1)
+
+
+async def set_verification(cluster: Cluster, enabled: bool) -> None:
+    """Whether Kafka checks transactional batches with their coordinator, as it did not before 3.6."""
+    name = "transaction.partition.verification.enable"
+    config = AlterableConfig(name=name, config_operation=SET_CONFIG, value=str(enabled).lower())
+    resource = AlterConfigsResource(resource_type=BROKER_RESOURCE, resource_name="1", configs=[config])
+    connection = await cluster.any_connection()
+    response = await connection.request(
+        IncrementalAlterConfigsRequest(resources=[resource]), IncrementalAlterConfigsResponse
+    )
+    check(response.responses[0].error_code, "verification was not set", response.responses[0].error_message)
+
+
+async def test_a_broker_that_does_not_verify_partitions_is_warned_of(
+    kafka_broker: KafkaProcess, topic: str, sink_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cluster(kafka_broker.bootstrap) as cluster:
+        await make_topic(cluster, topic)
+        async with OldSink(kafka_broker.bootstrap, topic) as sink:
+            await sink.open(sink_id)
+        assert "does not verify" not in caplog.text
+        await set_verification(cluster, False)
+        try:
+            async with OldSink(kafka_broker.bootstrap, topic) as sink:
+                await sink.open(sink_id)
+        finally:
+            await set_verification(cluster, True)
+    assert f"a writer of sink '{sink_id}' that wakes up late may not be fenced" in caplog.text
 
 
 async def test_a_closed_sink_may_be_opened_again(

@@ -16,6 +16,7 @@ from broker_process import StartBroker
 from end_txn_proxy import EndTxnProxy, Loss, ProxiedSink
 from kafka_driver import PARTITIONS, TASKS, expected, origin_of, rows_of, run_epoch
 from kafka_process import KafkaProcess
+from kafka_task import TASK_STEPS
 from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
@@ -48,9 +49,9 @@ class SharedSink(KafkaSink):
 class Task:
     """A task as a child process."""
 
-    def __init__(self, plan: WriterPlan | None, task: int, epoch: int, how: str = "run") -> None:
+    def __init__(self, plan: WriterPlan | None, task: int, epoch: int, step: str = "", how: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(TASK), str(task), str(epoch), how],
+            [sys.executable, str(TASK), str(task), str(epoch), step, how],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,23 +60,22 @@ class Task:
         self._process.stdin.write(b64encode(pickle.dumps(plan)).decode() + "\n")
         self._process.stdin.close()
 
-    async def halfway(self) -> None:
+    async def reach_step(self) -> None:
         assert self._process.stdout is not None
         said = await asyncio.to_thread(self._process.stdout.readline)
-        assert said == "halfway\n"
+        assert said.startswith("at "), said
 
     async def wait_until_stopped(self) -> None:
-        await self.halfway()
+        await self.reach_step()
         process = psutil.Process(self._process.pid)
         while process.status() != psutil.STATUS_STOPPED:
             pass  # it said so a moment ago
 
     async def wait_until_killed(self) -> None:
-        await self.halfway()
+        await self.reach_step()
         assert await asyncio.to_thread(self._process.wait, TASK_TIMEOUT_S) == -signal.SIGKILL
 
     async def receipt(self) -> Receipt:
-        await self.halfway()
         said = await self.last_words()
         assert said.startswith("receipt "), said
         receipt = pickle.loads(b64decode(said.removeprefix("receipt ")))
@@ -131,18 +131,20 @@ async def test_one_transaction_is_written_by_several_processes(
     assert await read_committed(cluster, topic) == expected(2)
 
 
-async def test_a_writer_that_is_killed_spoils_the_epoch_and_its_rows_are_gone(
-    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, version: int
+@pytest.mark.parametrize("step", TASK_STEPS)
+async def test_the_rows_of_a_writer_that_is_killed_are_gone(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, step: str
 ) -> None:
     await make_topic(cluster, topic, PARTITIONS)
-    async with SharedSink(bootstrap, topic, version) as sink:
+    async with SharedSink(bootstrap, topic) as sink:
         await sink.open(sink_id)
         plan = await sink.begin(0, origin_of(0))
         assert plan is not None
         receipt = await write_task(plan, 0, 0)
-        await Task(plan, 1, 0, "kill").wait_until_killed()
-        with pytest.raises(CommitFailed, match=r"task 1 has written to .* and gave no receipt"):
-            await sink.commit(0, [receipt])
+        await Task(plan, 1, 0, step, "kill").wait_until_killed()
+        if step != "began":
+            with pytest.raises(CommitFailed, match=r"task 1 has written to .* and gave no receipt"):
+                await sink.commit(0, [receipt])
         await sink.abort(0)
         await run_epoch(sink, 0)
     assert await read_committed(cluster, topic) == expected(1)
@@ -155,7 +157,7 @@ async def test_a_writer_that_wakes_up_late_writes_nothing_and_spoils_nothing(
     await make_topic(cluster, topic, PARTITIONS)
     async with SharedSink(bootstrap, topic, version) as sink, SharedSink(bootstrap, topic, version) as other:
         await sink.open(sink_id)
-        zombie = Task(await sink.begin(0, origin_of(0)), 1, 0, "stop")
+        zombie = Task(await sink.begin(0, origin_of(0)), 1, 0, "half written", "stop")
         try:
             await zombie.wait_until_stopped()
             if when == "under another owner":

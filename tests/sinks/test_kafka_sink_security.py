@@ -9,7 +9,19 @@ from dataclasses import replace
 
 import pytest
 from kafka_process import why_no_kafka
-from secure_kafka import PASSWORD, USERNAME, SecureKafka
+from secure_kafka import (
+    DESCRIBE,
+    GROUP,
+    LIMITED,
+    PASSWORD,
+    READ,
+    TOPIC,
+    TRANSACTIONAL_ID,
+    USERNAME,
+    WRITE,
+    SecureKafka,
+    allow,
+)
 from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
@@ -17,7 +29,7 @@ from semel.client.connection import ConnectionOptions
 from semel.client.errors import UnreachableError
 from semel.client.security import MECHANISMS, PLAIN, SCRAM_SHA_256, Sasl, Tls
 from semel.errors import ConfigError, FatalError
-from semel.sinks.errors import InitFailed
+from semel.sinks.errors import InitFailed, WriteFailed
 from semel.sinks.kafka import KafkaSink
 
 
@@ -73,6 +85,44 @@ async def test_a_wrong_password_and_an_unknown_authority_are_refused_at_once(
         await Cluster(f"localhost:{secure_kafka.secure_port}", good).connect()
     careless = replace(good, tls=Tls(verify=False))
     assert (await Cluster(bootstrap, careless).connect()).brokers
+
+
+async def test_what_a_user_may_not_do_is_named_and_nothing_is_written(
+    secure_kafka: SecureKafka, topic: str, sink_id: str
+) -> None:
+    bootstrap = secure_kafka.secure_bootstrap
+    options = replace(options_for(secure_kafka, PLAIN), sasl=Sasl(LIMITED, PASSWORD, PLAIN))
+    async with Cluster(secure_kafka.bootstrap) as cluster:
+        await make_topic(cluster, topic)
+
+        async def refusal() -> str:
+            with pytest.raises(InitFailed) as failure:
+                await KafkaSink(bootstrap, topic, connection=options).open(sink_id)
+            return str(failure.value)
+
+        assert f"topic {topic!r} cannot be used: TOPIC_AUTHORIZATION_FAILED" in await refusal()
+        await allow(cluster, TOPIC, topic, DESCRIBE)
+        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in await refusal()
+        await allow(cluster, TRANSACTIONAL_ID, f"semel-sink.{sink_id}", WRITE)
+        assert "GROUP_AUTHORIZATION_FAILED" in await refusal()
+        await allow(cluster, GROUP, f"{sink_id}.epoch", READ)
+        assert "TOPIC_AUTHORIZATION_FAILED" in await refusal()
+        await allow(cluster, TOPIC, topic, READ)
+        async with KafkaSink(bootstrap, topic, connection=options) as sink:
+            await sink.open(sink_id)
+            await sink.begin(0)
+            writer = sink.writer()
+            await writer.write([{"key": b"k", "value": b"refused"}])
+            with pytest.raises(WriteFailed, match=f"{topic}-0 was not accepted: TOPIC_AUTHORIZATION_FAILED"):
+                await writer.finish()
+            await writer.cancel()
+            await sink.abort(0)
+            await allow(cluster, TOPIC, topic, WRITE)
+            await sink.begin(0)
+            writer = sink.writer()
+            await writer.write([{"key": b"k", "value": b"taken"}])
+            await sink.commit(0, [await writer.finish()])
+        assert await read_committed(cluster, topic) == [[b"taken"]]
 
 
 async def test_tls_to_a_plain_listener_says_so(secure_kafka: SecureKafka) -> None:

@@ -50,6 +50,7 @@ from semel.wire.errors import ErrorCode
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
+WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
 class KafkaSink(TransactionalSink):
@@ -95,6 +96,8 @@ class KafkaSink(TransactionalSink):
         self._home: HomeAccess | None = None
         self._owner: Owner | None = None
         self._markers = MarkerStore("", topic)
+        self._own_addresses: set[str] = set()
+        self._other_addresses: set[str] = set()
         self._begun_at = 0.0
         self._writer_settings = self._new_writer_settings({})
 
@@ -102,6 +105,8 @@ class KafkaSink(TransactionalSink):
         """Lets writers be in other processes: they claim partitions at this host. Call it before `open`."""
         if self._cluster is not None:
             raise ConfigError("share is called before open")
+        if host in WILDCARD_HOSTS:
+            raise ConfigError(f"share needs an address of this machine that writers can reach, not {host!r}")
         self._shared_host = host
 
     @property
@@ -174,12 +179,18 @@ class KafkaSink(TransactionalSink):
 
     async def _warn_unless_verified(self, admin: Admin) -> None:
         """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
-        controller = (await admin.describe_cluster()).brokers[0]
-        configs = await admin.broker_configs(controller.node_id)
+        broker = (await admin.describe_cluster()).brokers[0]
+        try:
+            configs = await admin.broker_configs(broker.node_id)
+        except BrokerError as error:
+            if error.code != ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            configs = []
         if config_value(configs, "transaction.partition.verification.enable") != "true":
             LOGGER.warning(
-                "the broker at %s does not verify that a transaction is open before it takes a batch (Semel "
-                "does, and Kafka from 3.6 on): a writer of sink %r that wakes up late is not fenced",
+                "the broker at %s does not verify, or does not say, that a transaction is open before it takes "
+                "a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late may not "
+                "be fenced",
                 self.bootstrap,
                 self.sink_id,
             )
@@ -272,16 +283,21 @@ class KafkaSink(TransactionalSink):
         return None
 
     async def _source(self, bootstrap: str) -> Cluster | None:
-        """The source's cluster, if it is another one than ours."""
-        if bootstrap == self.bootstrap:
+        """The source's cluster, if it is another one than ours; who is behind an address is asked once."""
+        if bootstrap == self.bootstrap or bootstrap in self._own_addresses:
             return None
         source = Cluster(bootstrap, self.connection)
         try:
-            if (await source.connect()).cluster_id == self._cluster_id:
-                await source.close()
-                return None
+            if bootstrap not in self._other_addresses:
+                if (await source.connect()).cluster_id == self._cluster_id:
+                    self._own_addresses.add(bootstrap)
+                    await source.close()
+                    return None
+                self._other_addresses.add(bootstrap)
         except SemelError as error:
-            LOGGER.warning("the source at %s does not answer: %s", bootstrap, error)
+            LOGGER.warning(
+                "the source at %s does not answer, and may be another cluster: %s", bootstrap, error
+            )
         return source
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:

@@ -46,7 +46,7 @@ from semel.sinks.marker import Owner
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import Rows, Writer, WriterPlan
-from semel.wire.batch import InvalidBatch
+from semel.wire.batch import InvalidBatch, place_sequence
 from semel.wire.columns import Ints
 from semel.wire.compression import Codec
 from semel.wire.partitioner import NO_PARTITION, partition_column
@@ -132,6 +132,18 @@ class KafkaWriter(Writer):
         for batch in as_batches(rows):
             for start in range(0, batch.num_rows, CHUNK_ROWS):
                 await self._take(batch.slice(start, CHUNK_ROWS))
+
+    async def write_encoded(self, partition: int, batch: bytearray) -> None:
+        """Takes a record batch that `encode_rows` made for a partition of the sink's topic."""
+        self._require_usable()
+        where = TopicPartition(self._settings.topic, partition)
+        try:
+            await self._claim([where])
+            writer = self._partitions[where]
+            place_sequence(batch, writer.next_sequence)
+            await writer.write_encoded(batch)
+        except SemelError as error:
+            raise await self._failed(error) from error
 
     async def finish(self) -> Receipt:
         self._require_usable()
