@@ -93,6 +93,11 @@ class BrokerUnderTest:
             self._process.kill()
             self._process.wait()
 
+    def cpu_s(self) -> float:
+        """Of the process, in user and in system mode."""
+        after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
     def rss_mb(self) -> float:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1_000_000
