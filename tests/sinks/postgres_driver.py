@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.sinks.blocking import BlockingWriter
-from semel.sinks.errors import CommitFailed, FencedOut, SinkError, WriteFailed
+from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
 from semel.sinks.postgres import PostgresDialect
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import SinkSettings
@@ -174,7 +174,7 @@ async def run_epochs(sink: SqlSink, epochs: int, stopper: Stopper) -> None:
             try:
                 await run_epoch(sink, epoch, stopper)
                 break
-            except (WriteFailed, CommitFailed) as error:
+            except (WriteFailed, CommitFailed, ConnectionLost) as error:
                 print("again:", error, flush=True)
                 assert attempt < MAX_TRIES - 1, error
                 await sink.abort(epoch, str(error))

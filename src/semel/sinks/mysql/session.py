@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pymysql
+from pymysql.constants import CLIENT
 
 from semel.sinks.mysql.connection import LoadingConnection
 from semel.sinks.mysql.text_rows import Kind, kind_of, lines, tuples
@@ -116,6 +117,8 @@ def _dial(address: Address, local_infile: bool) -> tuple[LoadingConnection, sock
             charset="utf8mb4",
             autocommit=True,
             local_infile=local_infile,
+            # An UPDATE counts the rows that it found, also those that it left as they were.
+            client_flag=CLIENT.FOUND_ROWS,
             sql_mode=SQL_MODE,
             defer_connect=True,
             **dict(address.options),
