@@ -17,17 +17,21 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from semel.sinks.blocking import BlockingWriter
+from semel.client.loop_thread import LoopThread
 from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.kafka.encoded import encode_rows
 from semel.sinks.kafka.rows import RecordLayout, binary_column, column, read_partitions
+from semel.sinks.kafka.writer import KafkaPlan, KafkaWriter
 from semel.sinks.receipts import Receipt
-from semel.sinks.sink import WriterPlan
+from semel.sinks.sink import Writer, WriterPlan
 from semel.wire.columns import Ints
 from semel.wire.partitioner import NO_PARTITION, partition_column, partition_for_key
 
 OUTCOME_COLUMN: Final = "outcome"
 OUTCOME_SCHEMA: Final = f"{OUTCOME_COLUMN} binary"
 TARGET_COLUMN: Final = "__semel_target"
+ENCODED_COLUMN: Final = "__semel_encoded"
+ENCODED_SCHEMA: Final = f"{TARGET_COLUMN} int, {ENCODED_COLUMN} binary"
 # Topics are spread over tasks by a hash of their names, from 0 to this.
 TOPIC_HASHES: Final = 1 << 20
 
@@ -57,13 +61,20 @@ class WriteTask:
 
     def _write(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> Receipt | SinkError:
         attempt = f"{context.stageId()}.{context.taskAttemptId()}"
-        with BlockingWriter(self._plan.writer(context.partitionId(), attempt, tasks=self._tasks)) as writer:
-            try:
-                for batch in batches:
-                    writer.write(batch)
-                return writer.finish()
-            except SinkError as error:
-                return error
+        writer = self._plan.writer(context.partitionId(), attempt, tasks=self._tasks)
+        thread = LoopThread("semel writer")
+        try:
+            for batch in batches:
+                thread.run(self._take(writer, batch))
+            return thread.run(writer.finish())
+        except SinkError as error:
+            return error
+        finally:
+            thread.run(writer.cancel())
+            thread.close()
+
+    async def _take(self, writer: Writer, batch: pa.RecordBatch) -> None:
+        await writer.write(batch)
 
     def _refuse(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> WriteFailed:
         for _ in batches:
@@ -73,6 +84,22 @@ class WriteTask:
             f"task {context.partitionId()} was tried again (attempt {context.attemptNumber()}), and its "
             "first attempt may have written: the epoch is run again as a whole"
         )
+
+
+class SendTask(WriteTask):
+    """The same for what `EncodeTask` has made of the rows."""
+
+    __slots__ = ()
+
+    async def _take(self, writer: Writer, batch: pa.RecordBatch) -> None:
+        assert isinstance(writer, KafkaWriter)
+        targets = batch.column(TARGET_COLUMN).to_pylist()
+        encoded = batch.column(ENCODED_COLUMN)
+        for row, target in enumerate(targets):
+            blob = encoded[row].as_buffer()
+            if target < 0:
+                raise pickle.loads(blob)
+            await writer.write_encoded(target, bytearray(blob))
 
 
 class TargetTask:
@@ -116,3 +143,38 @@ class TargetTask:
             # What is out of range is refused by the writer, which says which row it was.
             targets = np.where(given < 0, targets, given)
         return np.where(targets < 0, homeless, targets)
+
+
+class EncodeTask(TargetTask):
+    """Makes record batches of a task's rows, with the partition of each; for `mapInArrow`, before a shuffle.
+
+    A row that no record batch can hold becomes the pickled error, with the partition -1.
+    """
+
+    __slots__ = ("_plan",)
+
+    def __init__(self, plan: KafkaPlan) -> None:
+        settings = plan.settings
+        super().__init__(settings.layout, settings.topic, settings.topics[settings.topic].partition_count)
+        self._plan = plan
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        homeless = context.partitionId() % self._partition_count
+        first_row = 0
+        for batch in batches:
+            yield self._encode(batch, self.targets(batch, homeless), first_row)
+            first_row += batch.num_rows
+
+    def _encode(self, batch: pa.RecordBatch, targets: Ints, first_row: int) -> pa.RecordBatch:
+        partitions: list[int] = []
+        blobs: list[bytes | bytearray] = []
+        try:
+            for partition, encoded in encode_rows(self._plan, batch, targets, first_row):
+                partitions.append(partition)
+                blobs.append(encoded)
+        except SinkError as error:
+            partitions, blobs = [NO_PARTITION], [pickle.dumps(error)]
+        columns = [pa.array(partitions, pa.int32()), pa.array(blobs, pa.binary())]
+        return pa.RecordBatch.from_arrays(columns, [TARGET_COLUMN, ENCODED_COLUMN])

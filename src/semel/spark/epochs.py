@@ -16,7 +16,7 @@ from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import CommitFailed, ConnectionLost, SinkError, WriteFailed
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.sink import SourceOffsets, WriterPlan
-from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
+from semel.sinks.tasks import OUTCOME_SCHEMA, SendTask, WriteTask
 from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import select_columns
 from semel.spark.layout import lay_out
@@ -167,7 +167,8 @@ class EpochRunner:
 def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receipt]:
     """Runs the tasks: the one evaluation of the batch in this attempt."""
     layout = lay_out(batch, plan)
-    task = WriteTask(plan, layout.owners, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
+    kind = SendTask if layout.is_encoded else WriteTask
+    task = kind(plan, layout.owners, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
     rows = layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA).collect()
     outcomes: list[Receipt | SinkError] = [pickle.loads(row[0]) for row in rows]
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]

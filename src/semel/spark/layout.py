@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.sinks.kafka import KafkaPlan
+from semel.sinks.kafka.encoded import can_encode_early
 from semel.sinks.sink import WriterPlan
-from semel.sinks.tasks import TARGET_COLUMN, TargetTask
+from semel.sinks.tasks import ENCODED_SCHEMA, TARGET_COLUMN, EncodeTask, TargetTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,6 +25,7 @@ class Layout:
     rows: "DataFrame"
     owners: int
     is_once: bool  # one attempt a task
+    is_encoded: bool = False  # rows are record batches
 
 
 def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
@@ -42,8 +44,12 @@ def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
         tasks = min(partitions, most)
         return Layout(batch.coalesce(tasks), tasks, is_once=True)
     tasks = min(_parallelism(batch), most)
-    rows = batch.coalesce(1) if tasks == 1 else _shuffled(batch, plan, tasks)
-    return Layout(rows, tasks, is_once=True)
+    if tasks == 1:
+        return Layout(batch.coalesce(1), 1, is_once=True)
+    if can_encode_early(plan):
+        encoded = batch.mapInArrow(EncodeTask(plan).run, ENCODED_SCHEMA)
+        return Layout(encoded.repartitionById(tasks, TARGET_COLUMN), tasks, is_once=True, is_encoded=True)
+    return Layout(_shuffled(batch, plan, tasks), tasks, is_once=True)
 
 
 def _by_topic(batch: "DataFrame", plan: KafkaPlan) -> Layout:

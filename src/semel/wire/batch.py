@@ -57,6 +57,7 @@ CRC: Final = Struct(">I")
 ATTRIBUTES: Final = Struct(">h")
 TIMESTAMP: Final = Struct(">q")
 
+SEQUENCE: Final = Struct(">i")
 LENGTH_AT: Final = 8
 EPOCH_AT: Final = 12
 MAGIC_AT: Final = 16
@@ -259,6 +260,12 @@ def stamp_append_time(buf: WritableBuffer, now_ms: int) -> None:
     (attributes,) = ATTRIBUTES.unpack_from(buf, ATTRIBUTES_AT)
     ATTRIBUTES.pack_into(buf, ATTRIBUTES_AT, attributes | APPEND_TIME_BIT)
     TIMESTAMP.pack_into(buf, MAX_TIMESTAMP_AT, now_ms)
+    write_crc(buf)
+
+
+def place_sequence(buf: WritableBuffer, base_sequence: int) -> None:
+    """Puts an encoded batch in its place among those of its producer."""
+    SEQUENCE.pack_into(buf, BASE_SEQUENCE_AT, base_sequence)
     write_crc(buf)
 
 

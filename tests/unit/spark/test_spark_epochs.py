@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
@@ -11,13 +13,18 @@ from semel.client.metadata import Address
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import ConfigError
 from semel.sinks.claims import ClaimAddress
+from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka import KafkaPlan, RecordLayout
+from semel.sinks.kafka.encoded import encode_rows
 from semel.sinks.kafka.sink import KafkaSink
+from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Place
-from semel.sinks.tasks import TargetTask, WriteTask
+from semel.sinks.tasks import EncodeTask, SendTask, TargetTask, WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
 from semel.spark.pipeline import sink_id
+from semel.wire.batch import check_batch, check_crc, place_sequence
 from semel.wire.partitioner import partition_for_key
+from semel.wire.records import read_records
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
 
@@ -104,6 +111,8 @@ def kafka_plan() -> KafkaPlan:
 def test_executors_import_sinks_client_and_wire_alone() -> None:
     tasks = [
         WriteTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run,
+        SendTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run,
+        EncodeTask(shared_plan()).run,
         TargetTask(RecordLayout(), "out", 4).run,
     ]
     program = (
@@ -117,3 +126,42 @@ def test_executors_import_sinks_client_and_wire_alone() -> None:
     strangers = [name for name in loaded.split() if name != "semel" and not name.startswith(allowed)]
     assert "semel.sinks.tasks" in loaded
     assert not strangers
+
+
+def shared_plan(**columns: str | None) -> KafkaPlan:
+    sink = KafkaSink("localhost:1", "out", **columns)  # type: ignore[arg-type]
+    settings = replace(sink._writer_settings, topics={"out": TopicShape(3, 2_000)})
+    handle = TransactionHandle("localhost:1", "semel-sink.x", 7, 5, 2)
+    return KafkaPlan(Place("run", 0, 0), handle, settings, ClaimAddress(Address("h", 1), "t"))
+
+
+def test_batches_that_are_encoded_before_a_shuffle_are_what_a_writer_would_have_sent() -> None:
+    keys = [b"k%d" % i for i in range(200)]
+    rows = pa.RecordBatch.from_pydict({"key": keys, "value": [b"v" * (i % 50) for i in range(200)]})
+    plan = shared_plan()
+    partitions = EncodeTask(plan).targets(rows, 0)
+    sequences = dict.fromkeys(range(3), 0)
+    found: list[tuple[int, bytes | None, bytes | None]] = []
+    for partition, batch in encode_rows(plan, rows, partitions, 0):
+        place_sequence(batch, sequences[partition])
+        header = check_batch(batch)
+        check_crc(batch, header)
+        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (
+            7,
+            5,
+            sequences[partition],
+        )
+        assert header.is_transactional
+        assert len(batch) <= 2_000
+        sequences[partition] += header.record_count
+        found += [(partition, record.key, record.value) for record in read_records(batch)]
+    assert sorted(found) == sorted(
+        (partition_for_key(key, 3), key, b"v" * (i % 50)) for i, key in enumerate(keys)
+    )
+
+
+def test_a_row_that_no_batch_can_hold_is_named_before_the_shuffle() -> None:
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"", b"v" * 3_000]})
+    with pytest.raises(WriteFailed, match=r"row 11.*max\.message\.bytes") as refused:
+        list(encode_rows(shared_plan(), rows, np.array([0, 1]), 10))
+    assert refused.value.is_permanent
