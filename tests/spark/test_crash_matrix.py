@@ -135,7 +135,7 @@ def live_through(
         # Another number of shuffle partitions in every life: a replayed batch is cut differently.
         given = {"TEST_DIE": death, "TEST_SHUFFLE_PARTITIONS": str(2 + life % 2), **environment}
         live(start_driver, arguments, given, until="dying")
-    live(start_driver, arguments, environment, until="done")
+    live(start_driver, arguments, {"TEST_PER_BATCH": str(10 * ORDERS), **environment}, until="done")
 
 
 def live(

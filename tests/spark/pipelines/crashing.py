@@ -29,7 +29,7 @@ from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
 from semel.sinks.sql.dialect import SqlSession
 from semel.sinks.sql.sink_row import SinkRow
 
-BATCH_RECORDS = 40
+BATCH_RECORDS = int(os.environ.get("TEST_PER_BATCH", "40"))
 WATERMARK = "30 seconds"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STATE = "spark.sql.streaming.stateStore"
