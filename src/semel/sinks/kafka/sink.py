@@ -188,9 +188,9 @@ class KafkaSink(TransactionalSink):
             configs = []
         if config_value(configs, "transaction.partition.verification.enable") != "true":
             LOGGER.warning(
-                "the broker at %s does not verify, or does not say, that a transaction is open before it takes "
-                "a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late may not "
-                "be fenced",
+                "the broker at %s does not verify, or does not say, that a transaction is open before it "
+                "takes a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late "
+                "may not be fenced",
                 self.bootstrap,
                 self.sink_id,
             )
