@@ -38,7 +38,7 @@ def run(bootstrap: str, checkpoint: str, dsn: str | None) -> None:
         )
         sink = KafkaSink(bootstrap, PRICED)
     else:
-        sink = PostgresSink(dsn, PRICED, strategy="staged")
+        sink = PostgresSink(dsn, PRICED)
     exactly_once(priced, sink, name=NAME, checkpoint=checkpoint).start("500 milliseconds").awaitTermination()
 
 

@@ -31,6 +31,6 @@ def pipeline(spark: SparkSession) -> ExactlyOnce:
     columns = {"id": "id", "country": "country", "cents": "cents"}
     sinks = [
         KafkaSink(BOOTSTRAP, "valid", key="id"),
-        PostgresSink(POSTGRES, "orders", strategy="staged", columns=columns),
+        PostgresSink(POSTGRES, "orders", columns=columns),
     ]
     return exactly_once(both, sinks, name="topic-and-table", checkpoint=f"{CHECKPOINTS}/topic-and-table")

@@ -32,6 +32,6 @@ def pipeline(spark: SparkSession) -> ExactlyOnce:
         .agg(count("*").alias("orders"), sum_of("order.cents").alias("cents"))
         .select(col("window.start").alias("minute"), "orders", "cents")
     )
-    sink = PostgresSink(POSTGRES, "totals", mode="upsert", keys=["minute"], strategy="staged")
+    sink = PostgresSink(POSTGRES, "totals", mode="upsert", keys=["minute"])
     checkpoint = f"{CHECKPOINTS}/windowed-totals"
     return exactly_once(totals, sink, name="windowed-totals", checkpoint=checkpoint, output_mode="update")

@@ -45,11 +45,8 @@ def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
 def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    if sink.strategy is not Strategy.STAGED:
-        raise ConfigError(
-            "the tasks of Spark are not in this process: make the sink with strategy='staged', where they "
-            "stage rows and the driver moves them in one transaction"
-        )
+    # The tasks of Spark are not in this process: they stage rows, and the driver moves them.
+    sink.strategy = Strategy.STAGED
     target = sink.target
     names = df.schema.fieldNames()
     if target.columns is not None:

@@ -23,12 +23,14 @@ LOOPBACK: Final = "127.0.0.1"
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Names of the machine may not resolve, and nobody outside has business with a local session.
-    "spark.driver.host": LOOPBACK,
-    "spark.driver.bindAddress": LOOPBACK,
     "spark.sql.session.timeZone": "UTC",
     # The files of the state stores are as many as these, in every batch.
     "spark.sql.shuffle.partitions": "4",
+}
+# Names of the machine may not resolve, and nobody outside has business with executors that are all here.
+LOOPBACK_SETTINGS: Final[dict[str, str]] = {
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
 }
 
 
@@ -66,7 +68,8 @@ def local_session(
     builder = builder.config("spark.driver.memory", driver_memory)
     if jars:
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    for name, value in {**LOCAL_SETTINGS, **(settings or {})}.items():
+    loopback = LOOPBACK_SETTINGS if master.startswith("local") else {}
+    for name, value in {**LOCAL_SETTINGS, **loopback, **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
