@@ -140,9 +140,9 @@ class TargetTask:
             given = read_partitions(
                 column(batch, layout.partition, "partition"), layout.partition, NO_PARTITION
             )
-            # What is out of range is refused by the writer, which says which row it was.
-            targets = np.where(given < 0, targets, given)
-        return np.where(targets < 0, homeless, targets)
+            # What is out of range is refused by who encodes the row, and says which it was.
+            targets = np.where(given == NO_PARTITION, targets, given)
+        return np.where(targets == NO_PARTITION, homeless, targets)
 
 
 class EncodeTask(TargetTask):

@@ -165,3 +165,19 @@ def test_a_row_that_no_batch_can_hold_is_named_before_the_shuffle() -> None:
     with pytest.raises(WriteFailed, match=r"row 11.*max\.message\.bytes") as refused:
         list(encode_rows(shared_plan(), rows, np.array([0, 1]), 10))
     assert refused.value.is_permanent
+
+
+@pytest.mark.parametrize("wrong", [-5, 3])
+def test_a_partition_that_does_not_exist_is_refused_before_the_shuffle_as_by_a_writer(wrong: int) -> None:
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"", b""], "p": [2, wrong]})
+    plan = shared_plan(partition_column="p")
+    with pytest.raises(WriteFailed, match=f"row 1 .*partition {wrong}, and there are 3"):
+        list(encode_rows(plan, rows, EncodeTask(plan).targets(rows, 0), 0))
+
+
+def test_rows_that_make_no_batch_together_are_an_error_of_rows_and_not_of_the_task() -> None:
+    times = [-(2**62) - 1, 2**62]
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"a"], "value": [b"", b""], "t": times})
+    with pytest.raises(WriteFailed, match="make no record batch") as refused:
+        list(encode_rows(shared_plan(timestamp_column="t"), rows, np.array([0, 0]), 0))
+    assert refused.value.is_permanent

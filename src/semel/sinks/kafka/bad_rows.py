@@ -5,8 +5,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from semel.client.metadata import TopicPartition
 from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka.rows import RecordRows
+from semel.wire.batch import InvalidBatch
 from semel.wire.columns import BinaryColumn, Ints, sizes_alone
 from semel.wire.records import Headers
 
@@ -46,6 +48,11 @@ class BadRows:
             f"{'a topic' if topic is None else f'topic {topic!r}'}: {reason}{more}",
             is_permanent=True,
         )
+
+
+def unfit(where: TopicPartition, error: InvalidBatch) -> WriteFailed:
+    """Rows that are good one by one, and make no record batch together."""
+    return WriteFailed(f"rows for {where} make no record batch: {error}", is_permanent=True)
 
 
 def find_oversize(rows: RecordRows, limit_bytes: int, bad: BadRows) -> None:

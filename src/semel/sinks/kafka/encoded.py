@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from semel.sinks.kafka.bad_rows import BadRows, find_oversize, take
-from semel.sinks.kafka.rows import order_by_partition, read_rows
+from semel.client.metadata import TopicPartition
+from semel.sinks.kafka.bad_rows import BadRows, find_oversize, take, unfit
+from semel.sinks.kafka.rows import RecordRows, order_by_partition, read_rows
 from semel.sinks.kafka.writer import KafkaPlan
+from semel.wire.batch import InvalidBatch
 from semel.wire.columns import Ints, build_batches
 
 
@@ -31,7 +33,7 @@ def encode_rows(
     rows = read_rows(batch, settings.layout)
     bad = BadRows()
     find_oversize(rows, shape.max_batch_bytes, bad)
-    for index in np.flatnonzero(partitions >= shape.partition_count).tolist():
+    for index in np.flatnonzero((partitions < 0) | (partitions >= shape.partition_count)).tolist():
         bad.add(index, f"it is for partition {partitions[index]}, and there are {shape.partition_count}")
     if len(bad):
         numbers = np.arange(first_row, first_row + batch.num_rows, dtype=np.int64)
@@ -40,17 +42,24 @@ def encode_rows(
     if order is not None:
         rows = read_rows(take(batch, order), settings.layout)
     for partition, start, stop in runs:
-        part = rows.slice(start, stop)
-        for encoded in build_batches(
-            part.values,
-            part.keys,
-            part.timestamps,
-            part.headers,
-            max_batch_bytes=shape.max_batch_bytes,
+        for encoded in _encode_run(plan, rows.slice(start, stop), partition, shape.max_batch_bytes):
+            yield partition, encoded
+
+
+def _encode_run(plan: KafkaPlan, rows: RecordRows, partition: int, max_batch_bytes: int) -> list[bytearray]:
+    settings = plan.settings
+    try:
+        return build_batches(
+            rows.values,
+            rows.keys,
+            rows.timestamps,
+            rows.headers,
+            max_batch_bytes=max_batch_bytes,
             codec=settings.codec,
             producer_id=plan.handle.producer_id,
             producer_epoch=plan.handle.producer_epoch,
             base_sequence=0,
             transactional=True,
-        ):
-            yield partition, encoded
+        )
+    except InvalidBatch as error:
+        raise unfit(TopicPartition(settings.topic, partition), error) from error

@@ -29,7 +29,7 @@ from semel.client.shared_transaction import TransactionHandle
 from semel.errors import FencedError, SemelError
 from semel.sinks.claims import ClaimAddress, Claimant, Claims, LocalClaims, RemoteClaims, require_shared
 from semel.sinks.errors import SinkError, WriteFailed
-from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take
+from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
 from semel.sinks.kafka.markers import MarkerStore
 from semel.sinks.kafka.rows import (
     RecordLayout,
@@ -282,7 +282,7 @@ class KafkaWriter(Writer):
                 rows.values, rows.keys, rows.timestamps, rows.headers, max_batch_bytes=shape.max_batch_bytes
             )
         except InvalidBatch as error:
-            raise WriteFailed(f"rows for {where} make no record batch: {error}", is_permanent=True) from error
+            raise unfit(where, error) from error
 
     async def _shape(self, topic: str) -> TopicShape | None:
         """What the owner has read, or for topics that only the rows name, what is there now."""
