@@ -1,26 +1,33 @@
-"""Deadlines in monotonic time: a heap, not a scan. Whoever sets one is asked when it has come."""
+"""Deadlines in monotonic time: a timer wheel, not a scan. Whoever sets one is asked when it has come.
+
+Time is cut into slots, and a deadline lies in the slot of its time. Setting, moving and cancelling one touch
+no other, and asking what has come looks at the slots that have passed since it was last asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterator
+from itertools import islice
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
+SLOT_MS: Final = 50
+"""About how often the wheel is turned: then no slot is looked at more than twice."""
+
 
 class Deadlines(Generic[K]):
-    """At most one deadline a key; setting it again moves it.
+    """At most one deadline a key; setting it again moves it."""
 
-    A moved or cancelled deadline stays in the heap until its time, and is then passed over.
-    """
-
-    __slots__ = ("_at", "_count", "_heap")
+    __slots__ = ("_at", "_next", "_slots")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, K]] = []
-        self._at: dict[K, tuple[int, int]] = {}
-        self._count = 0
+        self._slots: dict[int, dict[K, int]] = {}
+        """The slots that hold anything, by their number: each key with its time."""
+        self._at: dict[K, int] = {}
+        """The slot of each key."""
+        self._next = 0
+        """The first slot that has not passed."""
 
     def __len__(self) -> int:
         return len(self._at)
@@ -29,26 +36,44 @@ class Deadlines(Generic[K]):
         return key in self._at
 
     def set(self, key: K, at_ms: int) -> None:
-        self._count += 1
-        self._at[key] = (at_ms, self._count)
-        heappush(self._heap, (at_ms, self._count, key))
-        if len(self._heap) > 64 + 2 * len(self._at):
-            self._rebuild()
+        self.cancel(key)
+        number = max(at_ms // SLOT_MS, self._next)
+        self._at[key] = number
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = {}
+        slot[key] = at_ms
 
     def cancel(self, key: K) -> None:
-        self._at.pop(key, None)
+        number = self._at.pop(key, None)
+        if number is not None:
+            slot = self._slots[number]
+            del slot[key]
+            if not slot:
+                del self._slots[number]
 
     def due(self, now_ms: int, at_most: int | None = None) -> list[K]:
-        """The keys whose time has come, earliest first, no more than asked for; their deadlines are gone."""
-        keys: list[K] = []
-        while self._heap and self._heap[0][0] <= now_ms and len(keys) != at_most:
-            at_ms, count, key = heappop(self._heap)
-            if self._at.get(key) == (at_ms, count):
-                del self._at[key]
-                keys.append(key)
-        return keys
+        """The keys whose time has come, no more than asked for; their deadlines are gone.
 
-    def _rebuild(self) -> None:
-        """Heartbeats move a deadline again and again: forget where it was."""
-        self._heap = [(at_ms, count, key) for key, (at_ms, count) in self._at.items()]
-        self._heap.sort()
+        Slot by slot, and within a slot in the order in which they were set.
+        """
+        due = list(islice(self._ripe(now_ms), at_most))
+        for key in due:
+            self.cancel(key)
+        return due
+
+    def _ripe(self, now_ms: int) -> Iterator[K]:
+        current = now_ms // SLOT_MS
+        for number in self._passed(current):
+            for key, at_ms in self._slots[number].items():
+                if at_ms <= now_ms:
+                    yield key
+            self._next = number
+        self._next = max(self._next, current)
+
+    def _passed(self, current: int) -> list[int]:
+        """The slots that hold anything up to the current one, oldest first."""
+        if current - self._next < len(self._slots):
+            return [number for number in range(self._next, current + 1) if number in self._slots]
+        # The wheel stood still for longer than all of its slots: look which of them have passed.
+        return sorted(number for number in self._slots if number <= current)
