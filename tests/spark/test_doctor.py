@@ -39,7 +39,7 @@ def test_this_machine_is_well() -> None:
     found = json.loads(done.output)
     assert found["ok"]
     states = {check["name"]: check["state"] for check in found["checks"]}
-    assert {states[name] for name in ("java", "pyspark", "pyarrow", "numpy")} == {"ok"}
+    assert {states[name] for name in ("java", "pyspark", "pyarrow", "numpy", "pandas")} == {"ok"}
 
 
 def test_the_table_says_what_to_do_about_what_is_not_there() -> None:

@@ -25,7 +25,7 @@ def command() -> None:
 @click.option("--start", is_flag=True, help="Start Spark, too, and run a task in Python on it.")
 @output_option
 def doctor(jars: tuple[Path, ...], start: bool, output: str) -> None:
-    """Check Java, PySpark, pyarrow and the Kafka connector; say what is missing and how to get it.
+    """Check Java, PySpark, its packages and the Kafka connector; say what is missing and how to get it.
 
     The exit code is 1 where something that pipelines need is missing.
     """

@@ -1,6 +1,6 @@
 """What Spark needs on this machine, what of it is there, and how to get the rest.
 
-Needed are a Java, PySpark and pyarrow. Spark's own Kafka connector is not: the reader in Python does without.
+Needed are a Java, PySpark, pyarrow and pandas. Spark's own Kafka connector is not: the reader in Python does without.
 Who wants it must bring its jars, and Maven Central does not have a whole set for every Spark: what is known
 to work together is named here.
 """
@@ -23,6 +23,8 @@ State: TypeAlias = Literal["ok", "warning", "missing", "optional"]
 MIN_PYSPARK: Final = (4, 2)
 MIN_PYARROW: Final = (18, 0)
 MIN_NUMPY: Final = (2, 0)
+# PySpark asks for it where data goes to Python as Arrow.
+MIN_PANDAS: Final = (2, 2)
 INSTALL: Final = "pip install 'semel[spark]'"
 SPARK_HOME: Final = "SPARK_HOME"
 WORKER_PYTHON: Final = "PYSPARK_PYTHON"
@@ -57,6 +59,7 @@ def examine(jars: Sequence[Path] = (), environment: Mapping[str, str] | None = N
         check_package("pyspark", MIN_PYSPARK),
         check_package("pyarrow", MIN_PYARROW),
         check_package("numpy", MIN_NUMPY),
+        check_package("pandas", MIN_PANDAS),
         check_worker_python(given),
         check_connector([*_jar_folders(given), *jars]),
     ]
@@ -109,7 +112,7 @@ def check_worker_python(environment: Mapping[str, str]) -> Check:
         "warning",
         f"{chosen} ({WORKER_PYTHON})",
         f"this is {sys.executable}: the other one must be Python {sys.version_info.major}."
-        f"{sys.version_info.minor} too, and have semel, pyarrow and numpy",
+        f"{sys.version_info.minor} too, and have semel, pyarrow, numpy and pandas",
     )
 
 
