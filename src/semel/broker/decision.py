@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from semel.broker.entries import Entry
@@ -36,20 +36,30 @@ class Endpoint:
     port: int
 
 
-@dataclass(slots=True)
 class Caller:
     """Who asks, in which version of the API, and which address of ours it should be told.
 
-    Not frozen: one is made for every request, and that takes four times as long.
+    No dataclass: one is made for every request, and mypyc leaves what a dataclass makes to the interpreter.
     """
 
-    api_version: int
-    client_id: str
-    host: str
-    endpoint: Endpoint
-    waiter: Waiter
-    """Kept by a handler that parks the request, and answered by a later decision."""
-    principal: str = "User:ANONYMOUS"
+    __slots__ = ("api_version", "client_id", "endpoint", "host", "principal", "waiter")
+
+    def __init__(
+        self,
+        api_version: int,
+        client_id: str,
+        host: str,
+        endpoint: Endpoint,
+        waiter: Waiter,
+        principal: str = "User:ANONYMOUS",
+    ) -> None:
+        self.api_version = api_version
+        self.client_id = client_id
+        self.host = host
+        self.endpoint = endpoint
+        self.waiter = waiter
+        """Kept by a handler that parks the request, and answered by a later decision."""
+        self.principal = principal
 
 
 class Parked:
@@ -59,18 +69,26 @@ class Parked:
 PARKED: Final = Parked()
 
 
-@dataclass(slots=True)
 class Decision:
     """The outcome of one request, or of a deadline.
 
     No entries: nothing changes. A reply of None: the client wants none (acks=0), or there is no client.
     """
 
-    reply: Message | Parked | None
-    entries: list[Entry] = field(default_factory=list)
-    others: list[tuple[Waiter, Message]] = field(default_factory=list)
-    """Answers to requests that were parked before."""
-    hang_up: str | None = None
-    """Why the client must be cut off: it wants no answers, and has to notice somehow."""
-    sync: bool = False
-    """Must be on disk before the answers, whatever the durability setting says."""
+    __slots__ = ("entries", "hang_up", "others", "reply", "sync")
+
+    def __init__(
+        self,
+        reply: Message | Parked | None,
+        entries: list[Entry] | None = None,
+        *,
+        sync: bool = False,
+    ) -> None:
+        self.reply = reply
+        self.entries: list[Entry] = [] if entries is None else entries
+        self.others: list[tuple[Waiter, Message]] = []
+        """Answers to requests that were parked before."""
+        self.hang_up: str | None = None
+        """Why the client must be cut off: it wants no answers, and has to notice somehow."""
+        self.sync = sync
+        """Must be on disk before the answers, whatever the durability setting says."""

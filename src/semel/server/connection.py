@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Final, Protocol, cast, runtime_checkable
+from typing import Final, Protocol, cast
 
 from semel.broker.decision import Endpoint
 from semel.errors import ProtocolError
@@ -87,7 +87,7 @@ class Slot:
         """Give the answer, or None where the client wants none."""
         header = self.header
         if response is not None:
-            if self._throttle_time_ms and isinstance(response, Throttled):
+            if self._throttle_time_ms and hasattr(response, "throttle_time_ms"):
                 response.throttle_time_ms = self._throttle_time_ms
             self._buffers = response_frame(
                 header.api_key, header.api_version, header.correlation_id, response
@@ -136,13 +136,6 @@ class Slot:
     @property
     def size(self) -> int:
         return self._size
-
-
-@runtime_checkable
-class Throttled(Protocol):
-    """An answer that can say how long its client has to wait."""
-
-    throttle_time_ms: int
 
 
 class Service(Protocol):

@@ -11,7 +11,6 @@ else is views of one bytearray.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import ClassVar, Final, Protocol, TypeAlias, TypeVar
 
@@ -20,6 +19,7 @@ from semel.wire.primitives import (
     MALFORMED,
     NEVER,
     DecodeError,
+    MessageStruct,
     RecordsField,
     Splices,
     malformed,
@@ -57,12 +57,17 @@ class Decodable(Protocol[M_co]):
     def decode(self, buf: memoryview, pos: int, version: int) -> tuple[M_co, int]: ...
 
 
-@dataclass(slots=True)
-class RequestHeader:
-    api_key: int
-    api_version: int
-    correlation_id: int
-    client_id: str | None
+class RequestHeader(MessageStruct):
+    """What comes before every request. No dataclass, as the messages are none."""
+
+    __slots__ = ("api_key", "api_version", "client_id", "correlation_id")
+    FIELDS = ("api_key", "api_version", "correlation_id", "client_id")
+
+    def __init__(self, api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> None:
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.client_id = client_id
 
 
 def decode_request_header(buf: memoryview, pos: int = 0) -> tuple[RequestHeader, int]:
