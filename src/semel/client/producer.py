@@ -238,6 +238,7 @@ class Producer:
         count = self._partition_counts.get(topic)
         if count is None:
             count = await self._open_topic(topic)
+            self._require_going()  # it may have been abandoned meanwhile
         now_ms = int(time.time() * 1000)
         record = Record(key, value, now_ms if timestamp_ms is None else timestamp_ms, headers)
         size_bytes = _record_bytes(record)
@@ -251,6 +252,9 @@ class Producer:
         """Waits until the buffer has room; raises if the producer has failed."""
         while not self._has_room.is_set() and self._failure is None:
             await self._has_room.wait()
+        self._require_going()
+
+    def _require_going(self) -> None:
         if self._failure is not None:
             raise self._failure
 

@@ -76,6 +76,11 @@ class TransactionalProducer:
     def identity(self) -> ProducerIdentity:
         return self._owner.identity
 
+    @property
+    def answer_was_lost(self) -> bool:
+        """Whether a commit was sent and its answer never came: refused now, it may still have been done."""
+        return self._owner.answer_was_lost
+
     async def open(self) -> ProducerIdentity:
         """Takes the transactional id: fences earlier instances and aborts what they left open."""
         return await self._owner.open()
@@ -119,6 +124,8 @@ class TransactionalProducer:
                 topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
             )
         except SemelError as error:
+            if producer is not self._producer:
+                raise  # its transaction was ended meanwhile, and another may be open
             raise self._owner.spoil(error) from error
 
     async def send_offsets(

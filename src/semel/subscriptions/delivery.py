@@ -165,7 +165,7 @@ class Dealt:
             if not ending.cancelled():
                 raise
             # The owner has given up: its partition is another's, who reads in the entry what became of this.
-            raise OutcomeUnknownError(f"{self} was lost while it was ended: {self._why}") from None
+            raise OutcomeUnknownError(str(self)) from None
 
     async def _commit(self) -> None:
         transaction = self._transaction
@@ -343,6 +343,7 @@ class Transaction:
             for record in records
         ]
         placed = [Placed(topic, each.where.partition, await each) for each in pending]
+        self._require_pending()  # it may have been rolled back since the last answer came
         for statement, where in zip(statements, placed, strict=True):
             statement.placed = where
             statement.enter(StatementState.APPLIED)
@@ -371,10 +372,13 @@ class Transaction:
     async def _borrowed(self) -> TransactionalProducer:
         async with self._borrowing:
             if self._slot is None:
-                if self.state is not TransactionState.PENDING:
-                    raise TransactionRejectedError("the transaction was rolled back")
+                self._require_pending()
                 self._slot = await self._owner.borrow()
             return self._slot
+
+    def _require_pending(self) -> None:
+        if self.state is not TransactionState.PENDING:
+            raise TransactionRejectedError("the transaction was rolled back")
 
     async def commit(self, held: Sequence[Held]) -> None:
         """For the delivery: commits when every statement is applied; raises if one is not."""

@@ -18,6 +18,12 @@ class DeliveryLostError(SemelError):
 class OutcomeUnknownError(DeliveryLostError):
     """The commit was sent and the partition was lost: the entry tells the next owner what became of it."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} was lost while it was committed: either all of it is, or whoever has the partition now "
+            "delivers it again"
+        )
+
 
 class SubscriptionClosedError(SemelError):
     """The subscription was closed while somebody waited for a delivery."""

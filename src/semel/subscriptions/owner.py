@@ -384,8 +384,11 @@ class PartitionOwner:
         await self.settle()
         self.step("marked")
         self._is_marking = False
-        self._marked.append(held)
-        self._on_ready(self)
+        if self.state is OwnerState.OWNING:
+            self._marked.append(held)
+            self._on_ready(self)
+        else:
+            self._window.give_back(held, NOT_DUE)  # nobody has seen it
 
     # Coming back
 
@@ -468,6 +471,9 @@ class PartitionOwner:
         except SemelError as error:
             self._slots.give_back(slot)
             raise self.meaning_of(error, slot) from error
+        except asyncio.CancelledError:
+            self._slots.give_back(slot)
+            raise
         self.step("begun")
         return slot
 
@@ -521,7 +527,7 @@ class PartitionOwner:
                 return
             except UnknownOutcomeError as error:
                 if self.is_lost:
-                    raise OutcomeUnknownError(f"{self.where} was lost during a commit: {error}") from error
+                    raise
                 log.warning("%s: the outcome of a commit is not known yet: %s", self.where, error)
 
     async def settle(self, held: Sequence[Held] = ()) -> None:
@@ -583,7 +589,7 @@ class PartitionOwner:
         if slot.state is State.FAILED or is_hopeless(error):
             self.lose(error)
         if self.is_lost:
-            return self._lost_error()
+            return OutcomeUnknownError(str(self.where)) if slot.answer_was_lost else self._lost_error()
         return TransactionRejectedError(f"the transaction was rolled back: {error}")
 
     # The end
@@ -613,9 +619,13 @@ class PartitionOwner:
             raise self._lost_error()
 
     async def release(self, drain_timeout_ms: int) -> None:
-        """Gives the partition up cleanly: lets what is out come to its end, then commits that it is free."""
+        """Gives the partition up cleanly: lets what is out come to its end, then commits that it is free.
+
+        May be called again, with less patience, after a cancellation.
+        """
         if self.state is OwnerState.OWNING:
             self.state = OwnerState.RELEASING
+        if self.state is OwnerState.RELEASING:
             await self._drain(drain_timeout_ms)
         if self.state is OwnerState.RELEASING:
             try:

@@ -28,13 +28,14 @@ from semel.client.consumer import Consumer, ConsumerOptions, Start
 from semel.client.group_member import Assignment, GroupMember, Standing
 from semel.client.group_offsets import GroupMetadata
 from semel.client.metadata import TopicPartition
-from semel.errors import FencedError, RetriableError, SemelError
+from semel.errors import FatalError, FencedError, RetriableError, SemelError
 from semel.subscriptions.backoff import RedeliveryBackoff
 from semel.subscriptions.delivery import Batch, Dealt, Delivery
 from semel.subscriptions.errors import DeliveryLostError, SubscriptionClosedError
 from semel.subscriptions.gate import CommitGate
 from semel.subscriptions.options import EARLIEST, Filter, SubscriptionOptions, Transform
 from semel.subscriptions.owner import OwnerState, PartitionOwner, is_hopeless
+from semel.wire.errors import ErrorCode
 
 log = logging.getLogger("semel.subscriptions")
 
@@ -312,6 +313,12 @@ class Subscription:
             except RetriableError as error:
                 log.warning("group %r cannot fetch for the time being: %s", self.group_id, error)
                 continue
+            except FatalError as error:
+                if error.code != ErrorCode.OFFSET_OUT_OF_RANGE:
+                    raise
+                # Retention was faster. What else came with this answer is dropped, so all is taken over anew.
+                self._lose_all(str(error))
+                continue
             for batch in batches:
                 owner = self._owners.get(batch.where)
                 if owner is not None:
@@ -397,7 +404,7 @@ class Subscription:
         finally:
             if self._changing.get(where) is asyncio.current_task():
                 del self._changing[where]
-        if self._is_closing or where in self._changing:
+        if self._is_closing or self._failure is not None or where in self._changing:
             return
         if (where in self._owners) != (where in self._assigned):
             if where in self._assigned:
@@ -462,11 +469,9 @@ class Subscription:
         if owner is None:
             return
         self._consumer.unassign([where])
-        try:
-            await owner.release(self.options.drain_timeout_ms)
-        finally:
-            self._owners.pop(where, None)
-            self._rejoin.set()
+        await owner.release(self.options.drain_timeout_ms)  # cancelled, `close` goes on with it
+        self._owners.pop(where, None)
+        self._rejoin.set()
         log.info("%s of group %r is free", where, self.group_id)
 
     def _lose_all(self, reason: str) -> None:

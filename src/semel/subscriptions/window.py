@@ -269,10 +269,11 @@ class Window:
         if key is None:
             return
         lane = self._lanes[key]
+        was_first = lane[0] is held
         lane.remove(held)
         if not lane:
             del self._lanes[key]
-        elif not lane[0].is_out:
+        elif was_first and not lane[0].is_out:
             self._enqueue(lane[0])
 
     def fail(self, records: Sequence[Held], cause: str) -> None:

@@ -131,6 +131,14 @@ def test_a_failed_batch_comes_back_one_by_one() -> None:
     assert offsets(window.take(4, 1)) == [2]
 
 
+def test_a_record_that_came_back_is_dealt_once_when_a_later_one_of_its_key_is_given_up() -> None:
+    window = window_of(2, "aa")
+    first, second = window.take(2, 1)
+    window.give_back([first], NOT_DUE)
+    window.acknowledge([second])
+    assert offsets(take_all(window)) == [0]
+
+
 def test_a_shared_failure_is_nobodys_last() -> None:
     window = Window(FRESH, 16, 1)
     for offset in range(2):
