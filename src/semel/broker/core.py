@@ -18,6 +18,7 @@ from semel.broker.entries import GROUP_ENTRIES, Append, Entry
 from semel.broker.groups.registry import Groups
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.journal_messages import (
+    EpochsUnsynced,
     LogStartMoved,
     PartitionsAdded,
     ProducerIdsReserved,
@@ -156,6 +157,8 @@ class Broker:
                 )
             case ProducerIdsReserved():
                 self.producer_ids.reserve(entry.end_id)
+            case EpochsUnsynced():
+                self.producer_ids.epochs_unsynced = True
             case LogStartMoved():
                 return self._move_start(entry)
             case ProducersExpired():

@@ -21,6 +21,7 @@ from semel.broker.group_messages import (
     TxnOffsetsPending,
 )
 from semel.broker.journal_messages import (
+    EpochsUnsynced,
     LogStartMoved,
     PartitionsAdded,
     ProducerIdsReserved,
@@ -91,6 +92,7 @@ Message: TypeAlias = (
     | PartitionsAdded
     | TopicConfigured
     | ProducerIdsReserved
+    | EpochsUnsynced
     | LogStartMoved
     | ProducersExpired
     | QuotaSet
@@ -113,6 +115,7 @@ _KINDS: Final[dict[int, type[Message]]] = {
     11: TransactionJoined,
     12: TransactionEnded,
     13: TransactionForgotten,
+    14: EpochsUnsynced,
     20: GroupSettled,
     21: GroupDeleted,
     22: OffsetsCommitted,

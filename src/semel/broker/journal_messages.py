@@ -311,6 +311,34 @@ class ProducerIdsReserved(MessageStruct):
             raise unencodable("ProducerIdsReserved", version, error) from error
 
 
+class EpochsUnsynced(MessageStruct):
+    MIN_VERSION: ClassVar[int] = 0
+    MAX_VERSION: ClassVar[int] = 0
+    FLEXIBLE_FROM: ClassVar[int] = 0
+
+    FIELDS: ClassVar[tuple[str, ...]] = ()
+    __slots__ = FIELDS
+
+    def __init__(self) -> None:
+        pass
+
+    @staticmethod
+    def decode(buf: memoryview, pos: int, version: int) -> tuple[EpochsUnsynced, int]:
+        try:
+            tags = buf[pos]
+            pos += 1
+            if tags:
+                pos = skip_tags(buf, pos, tags)
+        except MALFORMED as error:
+            raise malformed("EpochsUnsynced", version, error) from None
+        if pos > len(buf):
+            raise ended_early("EpochsUnsynced", version)
+        return EpochsUnsynced(), pos
+
+    def encode(self, out: bytearray, version: int, splices: Splices) -> None:
+        out.append(0)
+
+
 class LogStartMoved(MessageStruct):
     MIN_VERSION: ClassVar[int] = 0
     MAX_VERSION: ClassVar[int] = 0
@@ -636,7 +664,7 @@ class CatalogPart(MessageStruct):
     MAX_VERSION: ClassVar[int] = 0
     FLEXIBLE_FROM: ClassVar[int] = 0
 
-    FIELDS: ClassVar[tuple[str, ...]] = ("producer_ids_end", "topics", "quotas")
+    FIELDS: ClassVar[tuple[str, ...]] = ("producer_ids_end", "topics", "quotas", "epochs_unsynced")
     __slots__ = FIELDS
 
     def __init__(
@@ -644,10 +672,12 @@ class CatalogPart(MessageStruct):
         producer_ids_end: int = 0,
         topics: list[TopicPart] = NEW_LIST,
         quotas: list[QuotaPart] = NEW_LIST,
+        epochs_unsynced: bool = False,
     ) -> None:
         self.producer_ids_end = producer_ids_end
         self.topics = [] if topics is NEW_LIST else topics
         self.quotas = [] if quotas is NEW_LIST else quotas
+        self.epochs_unsynced = epochs_unsynced
 
     @staticmethod
     def decode(buf: memoryview, pos: int, version: int) -> tuple[CatalogPart, int]:
@@ -655,6 +685,7 @@ class CatalogPart(MessageStruct):
         quotas: list[QuotaPart]
         try:
             quotas = []
+            epochs_unsynced = False
             producer_ids_end, length = unpack_qB(buf, pos)
             pos += 9
             if length > 127:
@@ -686,6 +717,9 @@ class CatalogPart(MessageStruct):
                         for _ in range(length):
                             quotas_item, pos = QuotaPart.decode(buf, pos, version)
                             quotas.append(quotas_item)
+                    elif tag == 1:
+                        epochs_unsynced = buf[pos] != 0
+                        pos += 1
                     else:
                         pos = tag_end
                     if pos != tag_end:
@@ -694,7 +728,7 @@ class CatalogPart(MessageStruct):
             raise malformed("CatalogPart", version, error) from None
         if pos > len(buf):
             raise ended_early("CatalogPart", version)
-        return CatalogPart(producer_ids_end, topics, quotas), pos
+        return CatalogPart(producer_ids_end, topics, quotas, epochs_unsynced), pos
 
     def encode(self, out: bytearray, version: int, splices: Splices) -> None:
         try:
@@ -702,7 +736,7 @@ class CatalogPart(MessageStruct):
             write_uvarint(out, len(self.topics) + 1)
             for topics_item in self.topics:
                 topics_item.encode(out, version, splices)
-            if not self.quotas:
+            if not self.quotas and not self.epochs_unsynced:
                 out.append(0)
             else:
                 tagged: list[tuple[int, bytearray]] = []
@@ -712,6 +746,10 @@ class CatalogPart(MessageStruct):
                     for quotas_item in self.quotas:
                         quotas_item.encode(content, version, splices)
                     tagged.append((0, content))
+                if self.epochs_unsynced:
+                    content = bytearray()
+                    content.append(1 if self.epochs_unsynced else 0)
+                    tagged.append((1, content))
                 write_tags(out, tagged)
         except UNENCODABLE as error:
             raise unencodable("CatalogPart", version, error) from error

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from semel.broker.core import Broker
+from semel.broker.decision import Decision
+from semel.broker.journal_messages import EpochsUnsynced
 from semel.disk import Disk
 from semel.errors import CorruptionError
 from semel.journal.chain import Chain
@@ -118,6 +120,9 @@ def build_life(
     life = host.new_life(broker, store, journal)
     life.dirty = replay.dirty
     life.snapshot_at = 0 if snapshot is None else snapshot.highest_stamp
+    if settings.durability == "os" and not broker.producer_ids.epochs_unsynced:
+        # On disk before the first answer that is not: the next start must know.
+        life.submit(None, Decision(None, [EpochsUnsynced()], sync=True))
     return life
 
 

@@ -55,6 +55,7 @@ def encode_catalog(broker: Broker) -> bytearray:
             for topic in broker.catalog
         ],
         quotas=[_quota_part(quota_set(*quota)) for quota in broker.quotas.by_entity.items()],
+        epochs_unsynced=broker.producer_ids.epochs_unsynced,
     )
     return _encoded(_CATALOG, part)
 
@@ -65,6 +66,7 @@ def _quota_part(quota: QuotaSet) -> QuotaPart:
 
 def load_catalog(broker: Broker, part: CatalogPart) -> None:
     broker.producer_ids.reserve(part.producer_ids_end)
+    broker.producer_ids.epochs_unsynced = part.epochs_unsynced
     for topic in part.topics:
         configs = {config.name: config.value for config in topic.configs}
         broker.catalog.create(topic.name, topic.topic_id, topic.partitions, configs)

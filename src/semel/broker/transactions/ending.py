@@ -33,8 +33,8 @@ class Identity:
 
 
 def raised(broker: Broker, transaction: Transaction) -> Identity:
-    """The identity after the transaction's: the next epoch, or a new producer id when epochs have run out."""
-    if transaction.epoch < MAX_EPOCH:
+    """The identity after the transaction's: the next epoch, or epoch 0 of a new id where there is no next."""
+    if transaction.epoch < MAX_EPOCH and broker.producer_ids.may_raise(transaction.producer_id):
         return Identity(transaction.producer_id, transaction.epoch + 1)
     return fresh(broker)
 
@@ -60,7 +60,7 @@ def end_entries(
     identity = successor or Identity(transaction.producer_id, transaction.epoch)
     marker_epoch = identity.epoch
     if identity.producer_id != transaction.open_producer_id:
-        marker_epoch = transaction.open_epoch + 1  # The id has run out of epochs but for this last one.
+        marker_epoch = transaction.open_epoch + 1  # Higher than any batch of the old id has.
     entries: list[Entry] = []
     if successor is not None and successor.reserved is not None:
         entries.append(successor.reserved)
