@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "broker"))
 from atomic_fixtures import target, two_phase_broker  # noqa: F401
 from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess, why_no_kafka
-from mariadb_server import mariadb, mariadb_server  # noqa: F401
+from mariadb_server import mariadb, mariadb_server, sql_server  # noqa: F401
 from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 from semel.client.cluster import Cluster

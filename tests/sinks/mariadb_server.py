@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote, urlsplit
 
 import pymysql
 import pytest
@@ -18,36 +19,88 @@ import pytest
 START_TIMEOUT_S = 60.0
 UNPRIVILEGED_USERS = ("mysql", "nobody")
 DATABASE = "semel"
+# Tests that hurt no server run on this one, too: mysql://user:password@host:3306, whose database `semel` is
+# theirs to drop.
+GIVEN_MYSQL = "SEMEL_TEST_MYSQL"
 
 
-def find_binaries() -> tuple[str, str] | None:
+# What `mariadb-install-db` reads; the script itself needs the client's package as well.
+SYSTEM_TABLES = ("mysql_system_tables.sql", "mysql_performance_tables.sql", "mysql_system_tables_data.sql")
+
+
+def find_server() -> Path | None:
     """Debian keeps the server off the path of ordinary users."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin"
-    found = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
-    return (found[0], found[1]) if found[0] and found[1] else None
+    found = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    return None if found is None else Path(found)
 
 
-class MariaDBServer:
-    """A server that can be stopped, killed and started again."""
+class SqlServer:
+    """A server that is there."""
 
-    def __init__(self, server: str, installer: str) -> None:
+    def __init__(self, port: int, user: str = "root", password: str = "", host: str = "127.0.0.1") -> None:
+        self.port = port
+        self._login = (host, user, password)
+
+    def url(self, user: str | None = None, *, port: int | None = None, query: str = "") -> str:
+        host, own, password = self._login
+        login = user or (f"{own}:{quote(password, safe='')}" if password else own)
+        return f"mysql://{login}@{host}:{port or self.port}/{DATABASE}{query}"
+
+    def connect(self, database: str | None = DATABASE) -> Any:
+        host, user, password = self._login
+        return pymysql.connect(
+            host=host,
+            port=self.port,
+            user=user,
+            password=password,
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+        )
+
+    def query(
+        self, statement: str, *parameters: object, database: str | None = DATABASE
+    ) -> list[tuple[Any, ...]]:
+        connection = self.connect(database)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters or None)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+    def empty(self) -> None:
+        self.query(f"DROP DATABASE IF EXISTS {DATABASE}", database=None)
+        self.query(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
+
+
+class MariaDBServer(SqlServer):
+    """A server of our own, that can be stopped, killed and started again."""
+
+    def __init__(self, server: Path) -> None:
+        super().__init__(_free_port())
         self._server = server
         self._user = _unprivileged_user()
         self.directory = Path(tempfile.mkdtemp(prefix="semel-mariadb-"))
-        self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         if self._user is not None:
             os.chown(self.directory, self._user.pw_uid, self._user.pw_gid)
+        self._install()
+
+    def _install(self) -> None:
+        (self.directory / "data").mkdir()
+        shares = self._server.resolve().parents[1] / "share" / "mysql"
+        scripts = "\n".join((shares / name).read_text() for name in SYSTEM_TABLES)
+        if self._user is not None:
+            os.chown(self.directory / "data", self._user.pw_uid, self._user.pw_gid)
         subprocess.run(
             [
-                installer, "--no-defaults", f"--datadir={self.directory / 'data'}",
-                "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve",
+                self._server, "--no-defaults", "--bootstrap", f"--datadir={self.directory / 'data'}",
+                "--log-warnings=0", "--enforce-storage-engine=", "--max-allowed-packet=8M",
             ],
-            check=True, stdin=subprocess.DEVNULL, capture_output=True, **self._as_user(),
+            input=f"CREATE DATABASE mysql;\nUSE mysql;\nSET @auth_root_socket = NULL;\n{scripts}".encode(),
+            check=True, capture_output=True, **self._as_user(),
         )  # fmt: skip
-
-    def url(self, user: str = "root", *, port: int | None = None, query: str = "") -> str:
-        return f"mysql://{user}@127.0.0.1:{port or self.port}/{DATABASE}{query}"
 
     def start(self) -> None:
         log = (self.directory / "log").open("ab")
@@ -85,27 +138,6 @@ class MariaDBServer:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    def connect(self, database: str | None = DATABASE) -> Any:
-        return pymysql.connect(
-            host="127.0.0.1",
-            port=self.port,
-            user="root",
-            database=database,
-            charset="utf8mb4",
-            autocommit=True,
-        )
-
-    def query(
-        self, statement: str, *parameters: object, database: str | None = DATABASE
-    ) -> list[tuple[Any, ...]]:
-        connection = self.connect(database)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(statement, parameters or None)
-                return list(cursor.fetchall())
-        finally:
-            connection.close()
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -151,10 +183,10 @@ def _free_port() -> int:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariaDBServer]:
     """The server that tests share; those that kill it start it again."""
-    binaries = find_binaries()
-    if binaries is None:
+    binary = find_server()
+    if binary is None:
         pytest.skip("MariaDB is not installed (Debian: mariadb-server-core)")
-    server = MariaDBServer(*binaries)
+    server = MariaDBServer(binary)
     try:
         server.start()
         yield server
@@ -165,6 +197,18 @@ def mariadb_server() -> Iterator[MariaDBServer]:
 @pytest.fixture
 def mariadb(mariadb_server: MariaDBServer) -> MariaDBServer:
     """The shared server, with nothing in it."""
-    mariadb_server.query(f"DROP DATABASE IF EXISTS {DATABASE}", database=None)
-    mariadb_server.query(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
+    mariadb_server.empty()
     return mariadb_server
+
+
+@pytest.fixture(params=["MariaDB", "MySQL"] if GIVEN_MYSQL in os.environ else ["MariaDB"])
+def sql_server(request: pytest.FixtureRequest) -> SqlServer:
+    """MariaDB, then the MySQL that was given, with nothing in it."""
+    if request.param == "MariaDB":
+        mariadb: MariaDBServer = request.getfixturevalue("mariadb")
+        return mariadb
+    given = urlsplit(os.environ[GIVEN_MYSQL])
+    login = unquote(given.username or "root"), unquote(given.password or "")
+    server = SqlServer(given.port or 3306, *login, given.hostname or "127.0.0.1")
+    server.empty()
+    return server

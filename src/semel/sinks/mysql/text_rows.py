@@ -6,7 +6,6 @@ server converts it to each column's own character set.
 """
 
 import binascii
-import json
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from semel.sinks.mysql.types import is_binary, is_text, parse_type
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.json_texts import json_texts
 
 # How many rows are encoded at a time: their bytes are held once more while they are sent.
 MAX_ENCODED_ROWS: Final = 16_384
@@ -113,16 +113,20 @@ def _field(column: Column, values: pa.Array) -> Fields:
     if kind is Kind.BYTES:
         return Fields(kind, _hexadecimal(values.cast(pa.large_binary())))
     if pa.types.is_nested(values.type):
-        return Fields(kind, pa.array([_json(value) for value in values.to_pylist()], TEXT))
+        return Fields(kind, json_texts(values))
     if kind is Kind.MOMENT:
         return Fields(kind, _moments(column, values))
+    if pa.types.is_floating(values.type):
+        _refuse_non_finite(values)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     return Fields(kind, values.cast(TEXT))
 
 
-def _json(value: object) -> str | None:
-    return None if value is None else json.dumps(value, default=str)
+def _refuse_non_finite(values: pa.Array) -> None:
+    """An INSERT would take `nan` for the name of a column."""
+    if (row := pc.index(pc.is_finite(values), False).as_py()) >= 0:
+        raise ValueError(f"{values[row].as_py()} is no number that MySQL has")
 
 
 def _hexadecimal(values: pa.LargeBinaryArray) -> pa.LargeStringArray:

@@ -8,7 +8,6 @@ at the least CPU.
 """
 
 import binascii
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ import pyarrow.compute as pc
 from semel.sinks.postgres.types import OIDS, PgType, is_text, parse_type
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.json_texts import json_texts
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
@@ -176,27 +176,12 @@ def _sized(values: pa.Array) -> list[pa.Array]:
 
 def _variable(values: pa.Array, pg_type: PgType) -> pa.Array:
     if pa.types.is_nested(values.type):
-        # The one place with work for each row: Arrow cannot write JSON.
-        items = [_plain(item, values.type) for item in values.to_pylist()]
-        values = pa.array([None if item is None else json.dumps(item, default=str) for item in items])
+        values = json_texts(values)
     encoded = values.cast(pa.binary())
     if pg_type.name == "jsonb":
         # The version of jsonb's binary form, before its text.
         return pc.binary_join_element_wise(pa.scalar(b"\x01", pa.binary()), encoded, _EMPTY)
     return encoded
-
-
-def _plain(item: Any, arrow_type: pa.DataType) -> object:
-    """A value of a nested type as JSON has it. Maps come from Arrow as lists of pairs."""
-    if item is None:
-        return None
-    if pa.types.is_map(arrow_type):
-        return {str(key): _plain(value, arrow_type.item_type) for key, value in item}
-    if pa.types.is_struct(arrow_type):
-        return {field.name: _plain(item[field.name], field.type) for field in arrow_type}
-    if pa.types.is_nested(arrow_type):
-        return [_plain(value, arrow_type.value_type) for value in item]
-    return item
 
 
 def _arrays(values: pa.Array, pg_type: PgType) -> pa.Array:

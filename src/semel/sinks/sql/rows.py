@@ -1,6 +1,5 @@
 """Rows, as a writer is given them, made into an Arrow table with the columns that are loaded."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 from uuid import UUID
@@ -12,6 +11,7 @@ from semel.sinks.errors import WriteFailed
 from semel.sinks.sink import Rows
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect
+from semel.sinks.sql.json_texts import json_text
 from semel.sinks.sql.names import DELETE_COLUMN
 from semel.sinks.sql.target import Mode
 
@@ -68,7 +68,7 @@ class Shaper:
 
     def _array(self, source: str, values: list[object], type_name: str) -> pa.Array:
         if type_name in JSON_TYPES:
-            values = [json.dumps(value) if isinstance(value, dict | list) else value for value in values]
+            values = [json_text(value) if isinstance(value, dict | list) else value for value in values]
         if any(isinstance(value, UUID) for value in values):
             values = [str(value) if isinstance(value, UUID) else value for value in values]
         arrow_type = self._schema.field(source).type if self._schema is not None else None

@@ -5,7 +5,6 @@ loads into the staging table; each row is stamped with its run, epoch, task and 
 attempts that failed, ran twice or woke up late are there and yet belong to no receipt.
 """
 
-import json
 from abc import abstractmethod
 from typing import Final
 
@@ -20,6 +19,7 @@ from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Loaded, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.json_texts import json_text
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.rows import Shaper
 
@@ -252,7 +252,7 @@ class StagedWriter(BufferingWriter):
                     waiting += [part.slice(half), part.slice(0, half)]
 
     async def _bury(self, session: SqlSession, row: pa.Table, reason: str, dead_stage: TableName) -> None:
-        text = json.dumps(row.to_pylist()[0], default=str)
+        text = json_text(row.to_pylist()[0])
         columns = dead_letter_columns(self._dialect)
         letter = pa.table({"row_text": [text], "reason": [reason]})
         await session.load(dead_stage, columns, letter, self._stamp)
