@@ -6,7 +6,7 @@
 | `BeginFailed` | not begun | begins again, or gives up |
 | `WriteFailed` | spoiled | aborts; a row that cannot be written (`is_permanent`) fails each time |
 | `CommitFailed` | certainly not committed | aborts, and runs the epoch again |
-| `UnknownOutcome` | committed or not | calls `commit` again, or opens anew: never aborts |
+| `UnknownOutcome` | committed or not | opens anew, and the marker tells: never aborts |
 | `AbortFailed` | never committed | opens anew, which aborts |
 | `ConnectionLost` | not committed | aborts, and runs the epoch again |
 | `FencedOut` | no longer ours | stops this process |
@@ -55,7 +55,7 @@ class CommitFailed(SinkError):
 
 
 class UnknownOutcome(SinkError):
-    """Commit was sent and no answer came: only the same commit, or the next `open`, can tell."""
+    """Commit was sent and no answer came: only the next `open` can tell."""
 
 
 class AbortFailed(SinkError):

@@ -108,12 +108,17 @@ class Writer(ABC):
     async def finish(self) -> Receipt:
         """Waits until all rows are acknowledged by the target, and says how many they are.
 
-        Called once. After a crash later on, the rows are invisible until the owner commits this receipt.
+        Not idempotent: a receipt is given once. Not cancellation-safe: a writer that is cancelled in it gives
+        none, and its task is run again. After a crash the rows are invisible, whether the receipt was given
+        or not, until the owner commits it.
         """
 
     @abstractmethod
     async def cancel(self) -> None:
-        """Lets go of connections and promises nothing. Idempotent; does nothing after `finish`."""
+        """Lets go of connections and promises nothing: what was written is invisible, and goes with the epoch.
+
+        Idempotent, also after `finish`, where it does nothing. Cancellation-safe. A crash does the same.
+        """
 
 
 class WriterPlan(ABC):
@@ -125,7 +130,8 @@ class WriterPlan(ABC):
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
         """The writer for task number `task` of `tasks`. Nothing is sent before its first write.
 
-        `attempt` tells attempts at one task apart, across retries of stages and lives of the driver.
+        `attempt` tells attempts at one task apart, across retries of stages and lives of the driver. A call
+        that is repeated makes another writer, which counts as another attempt.
         """
 
 
@@ -173,8 +179,9 @@ class TransactionalSink(ABC):
     async def open(self, sink_id: str) -> int | None:
         """Takes the sink: fences earlier owners, aborts what they left; returns the last committed epoch.
 
-        Idempotent in effect: each call is a new run. After a cancellation or a crash at any point inside it
-        earlier owners may be fenced already, and nothing else has changed: open again.
+        Idempotent in effect: after `close` or a failure it may be repeated, and each call is a new run.
+        Cancellation-safe. After a cancellation or a crash at any point inside it earlier owners may be fenced
+        already, and nothing else has changed: open again.
         """
         if self._fenced is not None:
             raise self._fenced
@@ -198,7 +205,9 @@ class TransactionalSink(ABC):
     async def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
         """Begins an epoch; None if the marker proves that it is committed, and then nothing is to be done.
 
-        Idempotent until a writer has written. After a crash the epoch is aborted by the next `open`.
+        Not idempotent: an epoch that is active is committed or aborted before the next one begins.
+        Cancellation-safe: the sink stays idle, and may begin it again. After a crash the epoch is aborted by
+        the next `open`.
         """
         self._require(State.IDLE)
         if judge(self.sink_id, self._marker, epoch, origin) is Verdict.COMMITTED:
@@ -226,9 +235,11 @@ class TransactionalSink(ABC):
     ) -> None:
         """Makes the epoch visible, with its marker, in one step.
 
-        `CommitFailed`: it is certainly not, abort it. `UnknownOutcome` or a cancellation: it may be; the
-        next `open` waits for the decision and reads the marker. A crash before the target has decided leaves
-        the epoch to be aborted by the next `open`; after it, `begin` says that it is committed.
+        Not idempotent, and need not be: after a failure `begin` says whether it is committed. `CommitFailed`:
+        it is certainly not, abort it. `UnknownOutcome`: it may be; the next `open` waits for the decision and
+        reads the marker. Not cancellation-safe: a cancellation is an unknown outcome. A crash before the
+        target has decided leaves the epoch to be aborted by the next `open`; after it, `begin` says that it
+        is committed.
         """
         self._require(State.ACTIVE)
         self._require_epoch(epoch)
@@ -252,8 +263,8 @@ class TransactionalSink(ABC):
     async def abort(self, epoch: int, reason: str = "") -> None:
         """Drops the epoch: none of it was or will be visible. Then the same epoch may be begun again.
 
-        Never possible once commit was sent. `AbortFailed`: what was written stays invisible, and the next
-        `open` removes it. After a crash likewise.
+        Never possible once commit was sent. Not idempotent: the epoch is over with it. `AbortFailed` and a
+        cancellation: what was written stays invisible, and the next `open` removes it. After a crash, too.
         """
         self._require(State.ACTIVE)
         self._require_epoch(epoch)
@@ -278,7 +289,10 @@ class TransactionalSink(ABC):
         self._end_epoch()
 
     async def close(self) -> None:
-        """Aborts what is active, if that can be done, and lets go. Idempotent."""
+        """Aborts what is active, if that can be done, and lets go. Idempotent.
+
+        After a cancellation or a crash inside it, what was active is aborted by the next `open`.
+        """
         if self._state is State.CLOSED:
             return
         try:
