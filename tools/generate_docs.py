@@ -14,6 +14,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -87,6 +88,7 @@ def _packages() -> Iterator[tuple[str, list[Path]]]:
         yield package, modules
 
 
+@cache
 def first_sentence(path: Path) -> str:
     """What a module says it is for."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

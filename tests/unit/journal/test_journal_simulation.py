@@ -16,8 +16,8 @@ from semel.errors import CorruptionError, StorageError
 from semel.journal.settings import Durability
 from semel.testing.simdisk import Faults, PowerLoss, SimDisk
 
-RUNS = int(os.environ.get("TEST_SIMULATION_RUNS", "150"))
-"""How many seeds; set it higher for a deep run."""
+RUNS = int(os.environ.get("TEST_SIMULATION_RUNS", "50"))
+"""How many seeds; `script/test` asks for more."""
 
 Groups = list[tuple[int, bytes]]
 

@@ -46,7 +46,7 @@ from semel.wire.messages.produce import (
 )
 from semel.wire.records import Record, build_batch
 
-SEEDS: Final = int(os.environ.get("TEST_SIMULATION_SEEDS", "20"))
+SEEDS: Final = int(os.environ.get("TEST_SIMULATION_SEEDS", "8"))
 STEPS: Final = 500
 NAMES: Final = ("a", "b")
 KEYS: Final = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from semel.testing.simdisk import SimDisk
 from semel.wire.batch import read_header
 
 DIRECTORY = Path("/segments")
+SEEDS = int(os.environ.get("TEST_SIMULATION_SEEDS", "15"))
 
 
 def open_partition(disk: SimDisk | MemoryDisk) -> PartitionStore:
@@ -53,7 +55,7 @@ def end_of(batches: list[bytes]) -> int:
     return read_header(batches[-1]).last_offset + 1
 
 
-@pytest.mark.parametrize("seed", [*range(50), 588, 636, 640, 819])
+@pytest.mark.parametrize("seed", [*range(SEEDS), 588, 636, 640, 819])
 def test_recovery_brings_back_the_same_log_from_any_flush(seed: int) -> None:
     """Whatever the settings were: each life may cut the log into segments in its own way."""
     print(f"seed {seed}")

@@ -269,7 +269,7 @@ def test_damaged_batches_are_refused_exactly_where_the_record_reader_refuses_the
     with_headers = [Record(b"k", b"value", 5 + i, [("h", b"x")] * (i % 3)) for i in range(12)]
     refused = 0
     for original in (build_batch(with_headers), build_batch([Record(b"k", b"v" * 60, 5)] * 30)):
-        for _ in range(1_500):
+        for _ in range(500):
             batch = bytearray(original)
             for _ in range(rng.randrange(1, 3)):
                 batch[rng.randrange(23, len(batch))] = rng.choice(
@@ -284,9 +284,10 @@ def test_damaged_batches_are_refused_exactly_where_the_record_reader_refuses_the
                     read_columns(batch)
             else:
                 assert records_in(read_columns(batch)) == expected
-    assert refused > 100
+    assert refused > 50
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(records_with_headers | records_of, st.sampled_from(Codec)), min_size=1, max_size=5),
     st.data(),
