@@ -1,8 +1,8 @@
 """What Spark needs on this machine, what of it is there, and how to get the rest.
 
-Needed are a Java, PySpark, pyarrow and pandas. Spark's own Kafka connector is not: the reader in Python does without.
-Who wants it must bring its jars, and Maven Central does not have a whole set for every Spark: what is known
-to work together is named here.
+Needed are a Java, PySpark, pyarrow and pandas. Spark's own Kafka connector is not: the reader in Python
+does without. Who wants it must bring its jars, and Maven Central does not have a whole set for every Spark:
+what is known to work together is named here.
 """
 
 import os
