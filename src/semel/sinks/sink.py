@@ -115,7 +115,7 @@ class Writer(ABC):
 
     @abstractmethod
     async def cancel(self) -> None:
-        """Lets go of connections and promises nothing: what was written is invisible, and goes with the epoch.
+        """Lets go of connections and promises nothing: what was written goes with the epoch.
 
         Idempotent, also after `finish`, where it does nothing. Cancellation-safe. A crash does the same.
         """
