@@ -1,4 +1,4 @@
-"""`semel sink` against Semel and against Apache Kafka."""
+"""`semel sink` against Semel and Apache Kafka, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_of
 from semel.client.metadata import TopicPartition
 from semel.sinks.errors import FencedOut, InitFailed, MarkerMismatch, WriteFailed
 from semel.sinks.kafka import KafkaSink
+from semel.sinks.mysql import MySQLSink
+from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Origin
 
 ROWS = [{"key": b"k", "value": b"v"}]
@@ -161,3 +163,53 @@ async def test_options_that_do_not_go_together_are_refused(shell: Shell) -> None
         ("adopt", "s"),
     ):
         assert (await shell.run(*arguments)).exit_code == 2
+
+
+class DatabaseShell(Shell):
+    """The command, and a sink of the database that it is pointed at."""
+
+    def __init__(self, option: str, request: pytest.FixtureRequest) -> None:
+        self._option = option
+        self.server = request.getfixturevalue("postgres" if option == "--postgres" else "mariadb")
+        self._address = self.server.dsn if option == "--postgres" else self.server.url()
+
+    def make_sink(self) -> PostgresSink | MySQLSink:
+        kind = PostgresSink if self._option == "--postgres" else MySQLSink
+        return kind(self._address, "kept")
+
+    async def run(self, *arguments: str) -> Result:
+        command = ["sink", *arguments, self._option, self._address]
+        return await asyncio.to_thread(CliRunner().invoke, root, command)
+
+
+async def write_rows(sink: PostgresSink | MySQLSink, epoch: int) -> None:
+    await sink.begin(epoch)
+    writer = sink.writer()
+    await writer.write([{"value": "v"}])
+    await sink.commit(epoch, [await writer.finish()])
+
+
+@pytest.mark.parametrize("option", ["--postgres", "--mysql"])
+async def test_the_sinks_of_a_database_are_listed_adopted_and_forgotten(
+    option: str, request: pytest.FixtureRequest
+) -> None:
+    shell = DatabaseShell(option, request)
+    shell.server.query("CREATE TABLE kept (value text)")
+    assert await shell.json("list") == []
+    async with shell.make_sink() as sink:
+        await sink.open("s")
+        await write_rows(sink, 0)
+        (listed,) = await shell.json("list")
+        assert (listed["sink"], listed["epoch"], listed["owner_pid"]) == ("s", 0, os.getpid())
+        assert listed["is_alive"]
+        assert "goes on with epoch 42" in await shell.text("adopt", "s", "--epoch", "41")
+        with pytest.raises(FencedOut):
+            await write_rows(sink, 1)
+    assert (await shell.json("status", "s"))["epoch"] == 41
+    async with shell.make_sink() as sink:
+        assert await sink.open("s") == 41
+    assert "begins at epoch 0" in await shell.text("forget", "s")
+    unknown = await shell.run("status", "s")
+    assert unknown.exit_code == 2
+    assert "no sink 's'" in unknown.output
+    assert shell.server.query("SELECT count(*) FROM kept") == [(1,)]

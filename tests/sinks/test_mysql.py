@@ -502,6 +502,35 @@ async def test_a_refused_permission_is_a_clear_error(table: MariaDBServer, strat
     assert ids(table) == [1]
 
 
+MODES = {
+    "append": ("INSERT", {}),
+    "upsert": ("SELECT, INSERT, UPDATE", {"mode": "upsert", "keys": ["id"]}),
+    "delete": ("SELECT, DELETE", {"mode": "delete", "keys": ["id"]}),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_user_needs_few_rights(table: MariaDBServer, mode: str, strategy: str) -> None:
+    """As docs/sinks_sql.md says, once somebody else has made the tables."""
+    granted, options = MODES[mode]
+    async with opened(table, strategy=strategy, **options):
+        stages = [name for (name,) in table.query("SHOW TABLES LIKE 'semel\\_stage%'")]
+    table.query("DROP USER IF EXISTS clerk@'127.0.0.1'")
+    table.query("CREATE USER clerk@'127.0.0.1'")
+    for name in ("semel_sinks", "semel_dead_letters"):
+        table.query(f"GRANT SELECT, INSERT, UPDATE ON {DATABASE}.{name} TO clerk@'127.0.0.1'")
+    for name in stages:
+        table.query(f"GRANT CREATE, DROP, SELECT, INSERT ON {DATABASE}.{name} TO clerk@'127.0.0.1'")
+    if strategy == "direct" and mode != "append":
+        table.query(f"GRANT CREATE TEMPORARY TABLES ON {DATABASE}.* TO clerk@'127.0.0.1'")
+    table.query(f"GRANT {granted} ON {DATABASE}.kept TO clerk@'127.0.0.1'")
+    for epoch in range(2):
+        async with opened(table, url=table.url("clerk"), strategy=strategy, **options) as sink:
+            await run_epoch(sink, epoch, rows(epoch))
+    assert ids(table) == ([] if mode == "delete" else [0, 1])
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_deadlock_loses_nothing(changed: MariaDBServer, strategy: str) -> None:
     """Another program locks the same rows in the other order; the server ends one of the two."""

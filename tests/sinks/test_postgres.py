@@ -502,6 +502,31 @@ async def test_a_refused_permission_is_a_clear_error(table: PostgresServer, stra
     table.query("DROP ROLE clerk")
 
 
+MODES = {
+    "append": ("INSERT", {}),
+    "upsert": ("SELECT, INSERT, UPDATE", {"mode": "upsert", "keys": ["id"]}),
+    "delete": ("SELECT, DELETE", {"mode": "delete", "keys": ["id"]}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_role_that_may_create_nothing_needs_few_rights(table: PostgresServer, mode: str) -> None:
+    """As docs/sinks_sql.md says, once somebody else has made the tables."""
+    granted, options = MODES[mode]
+    async with opened(table, "another"):
+        pass
+    table.query("DROP ROLE IF EXISTS clerk")
+    table.query("CREATE ROLE clerk LOGIN")
+    table.query("REVOKE ALL ON SCHEMA public FROM public")
+    table.query("GRANT USAGE ON SCHEMA public TO clerk")
+    table.query("GRANT SELECT, INSERT, UPDATE ON semel_sinks, semel_dead_letters TO clerk")
+    table.query(f"GRANT {granted} ON kept TO clerk")
+    for epoch in range(2):
+        async with opened(table, dsn=table.dsn_of("clerk"), **options) as sink:
+            await run_epoch(sink, epoch, rows(epoch))
+    assert ids(table) == ([] if mode == "delete" else [0, 1])
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_deadlock_loses_nothing(changed: PostgresServer, strategy: str) -> None:
     """Another program locks the same rows in the other order; the server ends one of the two."""
