@@ -60,6 +60,7 @@ async def main(bootstrap: str, topic: str, group: str, output: str, concurrency:
     options = quick(
         max_in_flight=8,
         max_attempts=int(os.environ.get("TEST_MAX_ATTEMPTS", "3")),
+        delivery_timeout_ms=int(os.environ.get("TEST_DELIVERY_TIMEOUT_MS", "30000")),
         max_transaction_version=int(os.environ.get("TEST_VERSION", "2")),
         on_step=on_step,
     )

@@ -9,7 +9,7 @@ from typing import Final
 
 from transaction_cases import make_topic, read_committed
 
-from semel.client.admin import READ_COMMITTED
+from semel.client.admin import LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
 from semel.client.group_member import MemberOptions
@@ -81,3 +81,14 @@ async def eventually(what: str, condition: Callable[[], bool], timeout_s: float 
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"{what}: not within {timeout_s} s") from None
+
+
+async def readers_pass(cluster: Cluster, topic: str) -> None:
+    """Waits until no open transaction holds up the readers of a topic."""
+    admin, where = Admin(cluster), TopicPartition(topic, 0)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            stable = await admin.list_offsets({where: LATEST}, isolation_level=READ_COMMITTED)
+            if stable == await admin.list_offsets({where: LATEST}):
+                return
+            await asyncio.sleep(0.02)

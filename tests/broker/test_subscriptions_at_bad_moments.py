@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from broker_process import BrokerProcess
 from kafka_process import KafkaProcess
-from subscription_cases import QUICK, entry_of, eventually, fill, quick, values
+from subscription_cases import QUICK, entry_of, eventually, fill, quick, readers_pass, values
 from transaction_cases import make_topic
 
 from semel.client.admin import Admin
@@ -21,7 +21,13 @@ from semel.client.metadata import Topic, TopicPartition
 from semel.client.producer import Producer, ProducerIdentity
 from semel.client.transactional_producer import TransactionalProducer
 from semel.errors import ConfigError
-from semel.subscriptions import Delivery, DeliveryLostError, OutcomeUnknownError, Subscription
+from semel.subscriptions import (
+    Delivery,
+    DeliveryLostError,
+    OutcomeUnknownError,
+    Subscription,
+    TransactionRejectedError,
+)
 from semel.subscriptions.entry import Entry
 from semel.subscriptions.states import DeliveryState
 from semel.wire.records import Record
@@ -278,3 +284,25 @@ async def test_a_subscriber_that_is_slower_than_retention_goes_on_where_the_log_
     entry = await entry_of(cluster, topic, topic)
     assert entry is not None
     assert entry.offset == 21
+
+
+async def test_on_semel_whoever_loses_its_connection_has_its_transaction_aborted_at_once(
+    semel_broker: BrokerProcess, topic: str, output: str
+) -> None:
+    """The process lives on: it is told, and goes on over new connections."""
+    async with Cluster(semel_broker.bootstrap) as cluster:
+        await fill(cluster, topic, 1)
+        await make_topic(cluster, output)
+        options = quick(delivery_timeout_ms=600_000)
+        async with Subscription(cluster, [topic], topic, options) as subscription:
+            first = await take(subscription)
+            await first.transaction().publish(output, b"cut off")
+            for writer in subscription._writers:
+                for connection in writer._connections.values():
+                    connection.close()
+            await readers_pass(cluster, output)
+            with pytest.raises((DeliveryLostError, TransactionRejectedError)):
+                await first.ack()
+            async with (await take(subscription)).transaction() as tx:
+                await tx.publish(output, b"done")
+        assert await values(cluster, output) == [b"done"]

@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess
-from subscription_cases import entry_of, eventually, fill, quick, records, values
+from subscription_cases import entry_of, eventually, fill, quick, readers_pass, records, values
 from transaction_cases import make_topic
 
 from semel.client.cluster import Cluster
@@ -303,3 +303,19 @@ async def test_a_broker_killed_again_and_again_neither_loses_nor_doubles(
             )
         await running
         await assert_copied_once(cluster, topic, output, count)
+
+
+async def test_on_semel_a_subscriber_that_dies_has_its_transactions_aborted_at_once(
+    semel_broker: BrokerProcess, topic: str, output: str, subscribers: list[Subscriber]
+) -> None:
+    """Nobody takes its partitions over, and ten minutes of the transactions' time are left."""
+    async with Cluster(semel_broker.bootstrap) as cluster:
+        await fill(cluster, topic, 4)
+        await make_topic(cluster, output)
+        fate = {"die_at": "published", "delivery_timeout_ms": "600000"}
+        subscribers.append(Subscriber(semel_broker.bootstrap, topic, output, **fate))
+        await subscribers[0].died()
+        await readers_pass(cluster, output)
+        assert await values(cluster, output) == []
+        await finish(cluster, topic, output, 4)
+        await assert_copied_once(cluster, topic, output, 4)

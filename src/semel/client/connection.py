@@ -34,6 +34,7 @@ from semel.version import __version__
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.frames import Decodable, Message, decode_response, decode_response_header, request_frame
+from semel.wire.lifeline import LIFELINE_SOFTWARE_NAME
 from semel.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from semel.wire.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from semel.wire.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
@@ -56,7 +57,10 @@ class Request(Message, Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ConnectionOptions:
-    """What every connection of a client has in common."""
+    """What every connection of a client has in common.
+
+    With `is_lifeline`, what transactions it begins over a connection to Semel are aborted when that is gone.
+    """
 
     client_id: str = DEFAULT_CLIENT_ID
     connect_timeout_ms: int = 10_000
@@ -65,6 +69,7 @@ class ConnectionOptions:
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
     tls: Tls | None = None
     sasl: Sasl | None = None
+    is_lifeline: bool = False
 
 
 class InFlight(Generic[R]):
@@ -203,7 +208,8 @@ class Connection(FrameProtocol):
             step = exchange.next(bytes(response.auth_bytes))
 
     async def _ask_versions(self, version: int) -> ApiVersionsResponse:
-        request = ApiVersionsRequest(client_software_name=SOFTWARE_NAME, client_software_version=__version__)
+        name = LIFELINE_SOFTWARE_NAME if self.options.is_lifeline else SOFTWARE_NAME
+        request = ApiVersionsRequest(client_software_name=name, client_software_version=__version__)
         return await self._post(request, ApiVersionsResponse, version, self.options.connect_timeout_ms)
 
     # Requests

@@ -46,10 +46,12 @@ from semel.broker.transactions.describing import (
 from semel.broker.transactions.end_txn import end_txn
 from semel.broker.transactions.init_producer_id import init_producer_id
 from semel.broker.transactions.joining import add_offsets_to_txn, add_partitions_to_txn
+from semel.broker.transactions.lifeline import Lifeline
 from semel.broker.transactions.markers import write_txn_markers
 from semel.broker.transactions.txn_offset_commit import txn_offset_commit
 from semel.server.connection import Slot
 from semel.wire.apis import APIS, Api, ApiKey
+from semel.wire.lifeline import LIFELINE_SOFTWARE_NAME
 from semel.wire.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from semel.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 from semel.wire.messages.alter_client_quotas import AlterClientQuotasRequest
@@ -137,6 +139,12 @@ def _served(key: ApiKey, decode: Decode, serve: Serve) -> ServedApi:
     return ServedApi(APIS[key], decode, serve=serve)
 
 
+def _answer_api_versions(node: Node, slot: Slot, request: ApiVersionsRequest) -> None:
+    if request.client_software_name == LIFELINE_SOFTWARE_NAME and slot.connection.lifeline is None:
+        slot.connection.lifeline = Lifeline()
+    slot.answer(api_versions(node.apis, 0))
+
+
 def served_apis() -> dict[int, ServedApi]:
     """Everything that this broker answers."""
     table = (
@@ -160,7 +168,7 @@ def served_apis() -> dict[int, ServedApi]:
         _served(
             ApiKey.API_VERSIONS,
             ApiVersionsRequest.decode,
-            lambda node, slot, request: slot.answer(api_versions(node.apis, 0)),
+            _answer_api_versions,
         ),
         _decided(ApiKey.CREATE_TOPICS, CreateTopicsRequest.decode, create_topics),
         _decided(ApiKey.DELETE_TOPICS, DeleteTopicsRequest.decode, delete_topics),

@@ -20,6 +20,7 @@ from struct import Struct
 from typing import Final, Protocol, cast
 
 from semel.broker.decision import Endpoint
+from semel.broker.transactions.lifeline import Lifeline
 from semel.errors import ProtocolError
 from semel.server.intake import Intake
 from semel.server.large_requests import PLAIN_FRAME_BYTES, may_be_large
@@ -169,6 +170,8 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.peer_host = "?"
         self.is_closed = False
+        self.lifeline: Lifeline | None = None
+        """What is to be aborted when the connection is gone, where its client asked for that."""
         self.last_active_ms = now_ms()
         self._now_ms = now_ms
         self._service = service

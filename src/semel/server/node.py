@@ -374,6 +374,9 @@ class Node:
         if self._life is not None:
             for slot in connection.slots:
                 self._life.broker.groups.forget_waiter(slot)
+        if connection.lifeline is not None and not (self._is_stopping or self._is_recovering):
+            for decision in connection.lifeline.abort_held(self.life.broker, self.now()):
+                self._submit(None, decision)
 
     def handle(self, slot: Slot, body: memoryview, pos: int) -> None:
         header = slot.header
@@ -446,6 +449,8 @@ class Node:
             else:
                 slot.answer(decision.reply)
             return
+        if connection.lifeline is not None:
+            connection.lifeline.hold(self.life.broker, decision.entries)
         self._submit(slot, decision)
         if decision.hang_up is not None:
             connection.close(decision.hang_up)

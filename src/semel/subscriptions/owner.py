@@ -100,7 +100,8 @@ class PartitionOwner:
 
     def __init__(
         self,
-        clusters: Sequence[Cluster],
+        cluster: Cluster,
+        writers: Sequence[Cluster],
         where: TopicPartition,
         options: SubscriptionOptions,
         group: Callable[[], GroupMetadata],
@@ -112,7 +113,7 @@ class PartitionOwner:
         self.options = options
         self.state = OwnerState.NEW
         self.out: set[Dealt] = set()
-        self._cluster = clusters[0]
+        self._cluster = cluster
         self._group = group
         self._group_id = group().group_id
         self._gate = gate
@@ -120,7 +121,7 @@ class PartitionOwner:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._slots = Slots(
-            clusters,
+            writers,
             self._group_id,
             where,
             TransactionOptions(

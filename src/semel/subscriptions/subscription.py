@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Final, Self
@@ -43,7 +44,7 @@ PROTOCOL: Final = "semel"
 """The assignor that all members have: ordinary consumers have others, and are turned away."""
 FETCH_WAIT_MS: Final = 100
 CONNECTIONS: Final = 8
-"""To each broker, for transactions; opened when they are needed."""
+"""To each broker, for transactions, which end with them on Semel; opened when they are needed."""
 POLL_MS: Final = 200
 GATE_TIMEOUT_MS: Final = 2_000
 METADATA_INTERVAL_S: Final = 30.0
@@ -149,8 +150,8 @@ class Subscription:
         self.group_id = group_id
         self.topics = frozenset(topics)
         self._cluster = cluster
-        more = [Cluster(cluster.bootstrap, cluster.options) for _ in range(CONNECTIONS - 1)]
-        self._clusters = (cluster, *more)
+        lifeline = replace(cluster.options, is_lifeline=True)
+        self._writers = tuple(Cluster(cluster.bootstrap, lifeline) for _ in range(CONNECTIONS))
         self._member = GroupMember(cluster, group_id, self.topics, PROTOCOL, self.options.member)
         self._consumer = Consumer(
             cluster, ConsumerOptions(isolation_level=READ_COMMITTED, max_wait_ms=FETCH_WAIT_MS)
@@ -220,7 +221,7 @@ class Subscription:
         await self._consumer.close()
         with suppress(SemelError):  # the group notices in time
             await self._member.leave()
-        for cluster in self._clusters[1:]:
+        for cluster in self._writers:
             await cluster.close()
 
     async def _guard(self, work: Awaitable[None]) -> None:
@@ -416,7 +417,8 @@ class Subscription:
         backoff = Backoff()
         while where in self._assigned and where not in self._owners and not self._is_closing:
             owner = PartitionOwner(
-                self._clusters,
+                self._cluster,
+                self._writers,
                 where,
                 self.options,
                 self._member_metadata,
