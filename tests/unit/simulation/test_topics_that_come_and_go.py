@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from semel.journal.snapshot import snapshot_numbers, snapshot_path
 from semel.server.life import Life
 from semel.simulate.machine import Call, Machine
 from semel.simulate.reading import read_whole
@@ -124,6 +125,7 @@ class Churn:
         self.certain: State = {}
         self.asked: list[Asked] = []
         self.written = 0
+        self.damages = 0
 
     @property
     def state(self) -> State:
@@ -172,6 +174,9 @@ class Churn:
             machine.crash()
         elif roll < 0.996:
             machine.stop()
+        else:
+            self.damage_newest_snapshot()
+            machine.crash()
         await machine.breathe()
         machine.now_ms += dice.randrange(50)
 
@@ -186,6 +191,15 @@ class Churn:
             kind = dice.choice(("write", "sync", "create", "rename", "sync_dir", "allocate", "unlink", "any"))
             faults.fail(kind, faults.counts[kind] + dice.randint(1, 6))
 
+    def damage_newest_snapshot(self) -> None:
+        """Unless it is the only one: without any there is nothing to fall back to."""
+        disk, directory = self.machine.disk, self.machine.layout.snapshots
+        numbers = snapshot_numbers(disk, directory)
+        if len(numbers) > 1:
+            path = snapshot_path(directory, numbers[-1])
+            disk.corrupt(path, self.dice.randrange(len(disk.content(path))))
+            self.damages += 1
+
     async def settle(self) -> None:
         """Let everything that is under way come to its end."""
         await self.machine.rest()
@@ -199,7 +213,8 @@ class Churn:
         topic = self.state.get(name)
         roll = self.dice.random()
         if topic is None or roll < 0.02:
-            self.create(name, topic)
+            is_compacted = self.dice.random() < 0.5
+            self.create(name, is_compacted=is_compacted, partitions=self.dice.randint(1, 2))
         elif roll < 0.04:
             self.delete(name)
         elif roll < 0.06:
@@ -223,9 +238,7 @@ class Churn:
         self.asked.append(Asked(call, code, state, code_of))
         self.machine.deliver(call, request, version)
 
-    def create(self, name: str, topic: Topic | None) -> None:
-        is_compacted = self.dice.random() < 0.5
-        partitions = self.dice.randint(1, 2)
+    def create(self, name: str, *, is_compacted: bool, partitions: int) -> None:
         configs = {"segment.bytes": str(SEGMENT_BYTES), "min.cleanable.dirty.ratio": "0.01"}
         if is_compacted:
             configs["cleanup.policy"] = "compact"
@@ -236,7 +249,7 @@ class Churn:
             configs=[CreatableTopicConfig(name=key, value=value) for key, value in configs.items()],
         )
         state, code = self.state, ErrorCode.TOPIC_ALREADY_EXISTS
-        if topic is None:
+        if name not in state:
             state, code = {**state, name: Topic(is_compacted, (Log(),) * partitions)}, ErrorCode.NONE
         self.submit(CreateTopicsRequest(topics=[wanted]), 5, code, state, code_of_creation)
 
@@ -350,7 +363,7 @@ def code_of_produce(answer: Message) -> int:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
 async def test_what_is_found_is_always_a_state_that_was_and_none_before_an_answer(first: int) -> None:
-    crashes = 0
+    crashes = damages = 0
     for seed in range(first, min(first + 10, SEEDS)):
         churn = Churn(seed)
         try:
@@ -359,8 +372,9 @@ async def test_what_is_found_is_always_a_state_that_was_and_none_before_an_answe
             print(f"seed {seed}")
             raise
         crashes += churn.machine.crashes
+        damages += churn.damages
         churn.machine.switch_off()
-    assert crashes > 10, "a simulation in which nothing happens would hold, too"
+    assert crashes > 10 and damages > 2, "a simulation in which nothing happens would hold, too"
 
 
 async def test_a_deleted_segment_that_a_crash_brings_back_is_not_built_on() -> None:
@@ -370,7 +384,7 @@ async def test_a_deleted_segment_that_a_crash_brings_back_is_not_built_on() -> N
     """
     churn = Churn(0)
     machine = churn.machine
-    churn.create("a", None)
+    churn.create("a", is_compacted=False, partitions=1)
     await churn.settle()
     while len(machine.life.store.partition(topic_id(machine.life, "a"), 0).segments) < 4:
         churn.produce("a", churn.state["a"])
@@ -394,5 +408,27 @@ async def test_a_deleted_segment_that_a_crash_brings_back_is_not_built_on() -> N
     assert not machine.disk.exists(oldest)
     machine.disk.fsync_dir(oldest.parent)
     machine.disk.put(oldest, content[:40] + bytes(len(content)))
+    machine.crash()
+    churn.check_life()
+
+
+async def test_compaction_leaves_alone_what_an_older_snapshot_says_is_flushed() -> None:
+    """A damaged snapshot sends recovery back to the one before: what that calls flushed must be as it was."""
+    churn = Churn(0)
+    machine = churn.machine
+    churn.create("a", is_compacted=True, partitions=1)
+    await churn.settle()
+    for _ in range(5):
+        for _ in range(15):
+            churn.produce("a", churn.state["a"])
+            await churn.settle()
+        machine.begin_checkpoint(flush=True)
+        await churn.settle()
+        machine.begin_compaction(("a", 0))
+        await churn.settle()
+    stored = len(read_whole(machine.life, ("a", 0)).stored)
+    assert stored < len(churn.state["a"].logs[0].values), "nothing was compacted"
+    churn.damage_newest_snapshot()
+    assert churn.damages == 1
     machine.crash()
     churn.check_life()
