@@ -54,6 +54,8 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
                 partition = topic.partition(part.index) if topic is not None else None
                 if partition is None:
                     raise Refused(missing, f"there is no partition {part.index} of {_label(data)}")
+                if partition.topic.is_internal:
+                    raise Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{_label(data)} is internal")
                 if partition in taken:
                     raise Refused(ErrorCode.INVALID_REQUEST, "two batches for one partition in one request")
                 taken.add(partition)
@@ -104,7 +106,7 @@ def _append(
     log = partition.log
     joined: Entry | None = None
     if header.producer_id >= 0:
-        writer.check(partition, header)
+        transaction = writer.check(partition, header)
         duplicate = log.duplicate_of(header)
         if duplicate is not None:
             broker.counters.duplicates += 1
@@ -112,7 +114,7 @@ def _append(
         error = log.refuses(header)
         if error is not None:
             raise Refused(error, _why(error, partition, header))
-        joined = writer.join(partition, header)
+        joined = writer.join(partition, header, transaction)
     append_time_ms = -1
     if partition.topic.settings.append_time:
         append_time_ms = now_ms

@@ -38,10 +38,11 @@ class Writer:
         """Partitions that join by this request."""
         self.now = now
 
-    def check(self, partition: Partition, header: BatchHeader) -> None:
+    def check(self, partition: Partition, header: BatchHeader) -> Transaction | None:
         """Refuse a batch whose producer has another epoch now, or that is outside of its transaction.
 
-        Before all else: not even a batch that the partition has already may be late.
+        Before all else: not even a batch that the partition has already may be late. Returns the transaction
+        of a transactional batch.
         """
         if header.is_transactional:
             transaction = self._transaction(header)
@@ -51,24 +52,29 @@ class Writer:
                     f"{partition.topic.name}-{partition.index} is not in an open transaction of "
                     f"{self._transactional_id!r}; add it first, or abort and begin again",
                 )
-            return
+            return transaction
         owner = self._broker.transactions.by_producer_id.get(header.producer_id)
         if owner is not None and header.producer_epoch != owner.epoch:
             raise Refused(
                 fenced(self._broker.counters, ApiKey.PRODUCE, self._version),
                 f"producer {header.producer_id} has epoch {owner.epoch}, not {header.producer_epoch}",
             )
+        return None
 
-    def join(self, partition: Partition, header: BatchHeader) -> TransactionJoined | None:
-        """The entry by which the batch's partition joins its transaction; None if there is no need."""
-        if not header.is_transactional:
+    def join(
+        self, partition: Partition, header: BatchHeader, transaction: Transaction | None
+    ) -> TransactionJoined | None:
+        """The entry by which the batch's partition joins its transaction, as `check` found it.
+
+        None if there is no need.
+        """
+        if transaction is None:
             if header.producer_id in partition.log.open_transactions:
                 raise Refused(
                     ErrorCode.INVALID_TXN_STATE,
                     f"producer {header.producer_id} has a transaction open here; the batch is in none",
                 )
             return None
-        transaction = self._transaction(header)
         if _holds(transaction, partition):
             return None
         entry = join(self._broker, transaction, self.now, partitions=(partition,), joining=self._joining)
