@@ -360,6 +360,24 @@ def test_a_bad_batch_does_not_spoil_its_neighbours(client: RawClient, victim: st
     assert produce(client, "neighbour", bytes(good_batch())) == (0, 0)
 
 
+def test_the_log_says_whose_batch_was_refused_and_why_and_not_each_time(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    fresh = BrokerProcess(tmp_path_factory.mktemp("told") / "broker", in_memory=True).start()
+    try:
+        with RawClient(fresh.port) as client:
+            create_topic(client, "victim")
+            for name in ("wrong checksum", "changed value", "control", "wrong checksum"):
+                assert produce(client, "victim", BAD_BATCHES[name])[0]
+        told = [line for line in fresh.log.splitlines() if "refused as" in line]
+        assert len(told) == 2, told
+        for line, words in zip(told, ("CORRUPT_MESSAGE", "INVALID_RECORD"), strict=True):
+            assert words in line and "a batch of 'raw' at 127.0.0.1 for victim-0: " in line
+        assert "checksum" in told[0] and "control" in told[1]
+    finally:
+        fresh.kill()
+
+
 def compressed_batch(codec: Codec, body: bytes) -> bytes:
     """A batch that says that its body is compressed, and that it holds one record."""
     batch = bytearray(good_batch()[:61] + body)

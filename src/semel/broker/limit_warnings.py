@@ -1,7 +1,7 @@
-"""Warnings that a limit refuses clients.
+"""Warnings that clients are refused: by a limit, or because of what they sent.
 
-Clients decide how often they are refused, and must not decide how much is logged: each setting gets at most
-one warning an interval, and the next one tells how many refusals went unsaid.
+Clients decide how often they are refused, and must not decide how much is logged: each setting and each error
+gets at most one warning an interval, and the next one tells how many refusals went unsaid.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from semel.broker.decision import Now
+from semel.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ INTERVAL_MS: Final = 60_000
 
 
 class LimitWarnings:
-    """When each setting was last warned of. Not state: a restart may warn again."""
+    """When each setting or error was last warned of. Not state: a restart may warn again."""
 
     __slots__ = ("_next_ms", "_unsaid")
 
@@ -26,11 +27,17 @@ class LimitWarnings:
         self._unsaid: dict[str, int] = {}
 
     def refused(self, setting: str, reason: str, now: Now) -> None:
-        if now.monotonic_ms < self._next_ms.get(setting, now.monotonic_ms):
-            self._unsaid[setting] += 1
+        self._warn(f"refused by {setting}", reason, now)
+
+    def bad_input(self, error: ErrorCode, reason: str, now: Now) -> None:
+        self._warn(f"refused as {error.name}", reason, now)
+
+    def _warn(self, what: str, reason: str, now: Now) -> None:
+        if now.monotonic_ms < self._next_ms.get(what, now.monotonic_ms):
+            self._unsaid[what] += 1
             return
-        unsaid = self._unsaid.get(setting, 0)
+        unsaid = self._unsaid.get(what, 0)
         more = f" ({unsaid} more such refusals since the last warning)" if unsaid else ""
-        log.warning("refused by %s: %s%s", setting, reason, more)
-        self._next_ms[setting] = now.monotonic_ms + INTERVAL_MS
-        self._unsaid[setting] = 0
+        log.warning("%s: %s%s", what, reason, more)
+        self._next_ms[what] = now.monotonic_ms + INTERVAL_MS
+        self._unsaid[what] = 0

@@ -33,6 +33,18 @@ from semel.wire.records import scan_records
 
 _ACKS = (-1, 0, 1)
 _BY_ID = 13
+_BAD_INPUT = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    }
+)
+"""Somebody should look at the client that sends such a batch: it goes into the log as well."""
+_SHOWN_CHARACTERS = 100
+"""Of a client id, in the log."""
 MAX_OPENED_BYTES = 32 * 1024 * 1024
 """A batch for a compacted topic may not be larger than this when decompressed: it is opened on the loop."""
 
@@ -61,6 +73,10 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
                 taken.add(partition)
                 parts.append(_append(broker, partition, part.records, writer, entries))
             except Refused as refused:
+                if topic is not None and refused.code in _BAD_INPUT:
+                    client = f"{caller.client_id[:_SHOWN_CHARACTERS]!r} at {caller.host}"
+                    reason = f"a batch of {client} for {topic.name}-{part.index}: {refused.reason}"
+                    broker.limit_warnings.bad_input(ErrorCode(refused.code), reason, now)
                 parts.append(
                     PartitionProduceResponse(
                         index=part.index,
