@@ -66,11 +66,14 @@ class Pipeline:
         """All values up to here, each once."""
         assert self.content(topic) == Counter(b"v%d" % i for i in range(stop))
 
+    def last_commit(self) -> int:
+        """The last batch in Spark's commit log."""
+        commits = (self.checkpoint / "commits").iterdir()
+        return max(int(path.name) for path in commits if path.name.isdecimal())
+
     def forget_last_commit(self) -> int:
         """What a crash between the sink's commit and Spark's commit log leaves behind."""
-        batch = max(
-            int(path.name) for path in (self.checkpoint / "commits").iterdir() if path.name.isdecimal()
-        )
+        batch = self.last_commit()
         for path in (self.checkpoint / "commits").glob(f"*{batch}*"):
             path.unlink()
         return batch

@@ -7,10 +7,11 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from broker_process import BrokerProcess
+from click.testing import CliRunner
 from pipeline_cases import ROWS, Pipeline
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import (
@@ -18,10 +19,12 @@ from spark_cases import (
     add_partitions,
     committed_records,
     create_topic,
+    produce,
     produce_transaction,
 )
 
 import semel.spark
+from semel.cli.sink import command as sink_command
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
 from semel.client.groups import delete_group
@@ -36,6 +39,9 @@ from semel.wire.partitioner import partition_for_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 @pytest.fixture
@@ -132,6 +138,33 @@ def test_rows_without_keys_are_written_by_as_many_tasks_as_there_are_partitions(
         2,
         3,
     }
+
+
+def test_records_of_one_key_keep_their_order_from_many_small_batches_of_arrow(pipeline: Pipeline) -> None:
+    rows = [Row(b"v%d" % i, b"k%d" % (i % 5)) for i in range(ROWS)]
+    produce(pipeline.bootstrap, pipeline.source, rows)
+    pipeline.spark.conf.set(ARROW_ROWS, "7")
+    try:
+        pipeline.run(df=pipeline.read(ROWS))
+    finally:
+        pipeline.spark.conf.unset(ARROW_ROWS)
+    by_key: dict[bytes | None, list[bytes | None]] = {}
+    for _, record in committed_records(pipeline.bootstrap, pipeline.target):
+        by_key.setdefault(record.key, []).append(record.value)
+    assert by_key == {b"k%d" % key: [b"v%d" % i for i in range(key, ROWS, 5)] for key in range(5)}
+
+
+def test_a_row_that_cannot_be_written_is_named_and_leaves_none(pipeline: Pipeline) -> None:
+    pipeline.feed(0, ROWS)
+    target = F.when(F.col("value") == b"v77", F.lit(-5))
+    query = pipeline.start(pipeline.sink(partition_column="to"), pipeline.read().withColumn("to", target))
+    with pytest.raises(WriteFailed, match=r"\(key 'k77'\) cannot be written.*partition -5"):
+        query.awaitTermination()
+    batches = query.sinks[0].metrics.commits
+    assert query.attempts == batches + 1, "it would fail again, and was tried again"
+    assert b"v77" not in pipeline.content()
+    pipeline.run(pipeline.sink())
+    pipeline.check(ROWS)
 
 
 def test_a_partition_column_and_null_keys_find_their_partitions(pipeline: Pipeline) -> None:
@@ -340,6 +373,36 @@ def test_a_second_driver_of_the_same_name_fences_the_first(pipeline: Pipeline) -
 async def _take(pipeline: Pipeline) -> None:
     async with pipeline.sink() as other:
         await other.open(pipeline.name)
+
+
+# Moving over
+
+
+def test_a_query_of_sparks_own_sink_moves_over_with_its_checkpoint(
+    pipeline: Pipeline, jvm_connector: None
+) -> None:
+    """As docs/spark.md says: stop, adopt the last batch, start on the same checkpoint."""
+    pipeline.feed(0, ROWS)
+    orders = semel.spark.read(
+        pipeline.spark, pipeline.bootstrap, pipeline.source, connector="jvm", maxOffsetsPerTrigger=50
+    )
+    old = orders.select("key", "value").writeStream.format("kafka").option("topic", pipeline.target)
+    old = old.option("kafka.bootstrap.servers", pipeline.bootstrap)
+    old = old.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True)
+    assert old.start().awaitTermination(120)
+    pipeline.check(ROWS)
+    pipeline.feed(ROWS, 2 * ROWS)
+    fails(pipeline, "no marker.*semel sink adopt")
+
+    last = max(
+        int(path.name) for path in (pipeline.checkpoint / "commits").iterdir() if path.name.isdecimal()
+    )
+    adopt = ["adopt", pipeline.name, "--epoch", str(last), "--topic", pipeline.target]
+    adopted = CliRunner().invoke(sink_command, [*adopt, "--bootstrap", pipeline.bootstrap])
+    assert adopted.exit_code == 0, adopted.output
+    query = pipeline.run()
+    assert query.skipped == 0
+    pipeline.check(2 * ROWS)
 
 
 # Failures

@@ -21,7 +21,7 @@ from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Place
 from semel.sinks.tasks import EncodeTask, SendTask, TargetTask, WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
-from semel.spark.pipeline import sink_id
+from semel.spark.pipeline import exactly_once, sink_id
 from semel.wire.batch import check_batch, check_crc, place_sequence
 from semel.wire.partitioner import partition_for_key
 from semel.wire.records import read_records
@@ -70,6 +70,12 @@ def test_the_sources_cluster_is_known_if_there_is_one() -> None:
 
 def test_the_first_sink_has_the_pipelines_name_so_that_others_may_be_added() -> None:
     assert [sink_id("totals", place) for place in range(3)] == ["totals", "totals/1", "totals/2"]
+
+
+def test_a_frame_of_spark_connect_is_refused_with_the_reason() -> None:
+    remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "isStreaming": True})()
+    with pytest.raises(ConfigError, match="Spark Connect, where foreachBatch runs in another process"):
+        exactly_once(remote, KafkaSink("localhost:1", "out"), name="p", checkpoint="/nowhere")
 
 
 def targets(
