@@ -17,6 +17,7 @@ from collections.abc import Sized
 from struct import Struct
 from typing import Any, ClassVar, Final, TypeAlias
 
+from semel.compilation import mypyc_attr
 from semel.errors import ProtocolError, SemelError
 
 RecordsField: TypeAlias = Sized
@@ -57,6 +58,7 @@ UNENCODABLE: Final = (AttributeError, TypeError, ValueError, struct.error)
 """What a value of a wrong type or size raises inside an encoder."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # most messages are not compiled
 class MessageStruct:  # noqa: PLW1641 - messages change, so they have no hash
     """What the generated classes share. They are no dataclasses: making those takes a millisecond each at
     start, and mypyc cannot compile their constants."""

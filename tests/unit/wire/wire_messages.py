@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import random
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from semel.wire.apis import APIS
@@ -68,9 +72,25 @@ def encoded(message: Any, version: int) -> bytes:
 
 
 def field_types(message_type: Any) -> dict[str, Any]:
-    """The fields of a generated class and their types, as its constructor states them."""
-    hints = typing.get_type_hints(message_type.__init__)
-    return {name: hints[name] for name in message_type.FIELDS}
+    """The fields of a generated class and their types, as its constructor states them.
+
+    Read from the source: a compiled constructor says nothing about them.
+    """
+    module = sys.modules[message_type.__module__]
+    hints = _constructor_hints(Path(str(module.__file__)))[message_type.__name__]
+    return {name: eval(hints[name], vars(module)) for name in message_type.FIELDS}
+
+
+@cache
+def _constructor_hints(module: Path) -> dict[str, dict[str, str]]:
+    source = module.with_name(module.name.partition(".")[0] + ".py").read_text()
+    return {
+        found.name: {arg.arg: ast.unparse(arg.annotation) for arg in method.args.args if arg.annotation}
+        for found in ast.parse(source).body
+        if isinstance(found, ast.ClassDef)
+        for method in found.body
+        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
+    }
 
 
 def random_message(message_type: Any, dice: random.Random) -> Any:
