@@ -1,6 +1,7 @@
 """Metadata (3), DescribeCluster (60), DescribeTopicPartitions (75), FindCoordinator (10): who serves what.
 
 One broker leads every partition and coordinates every group and transaction, so the answer is always "here".
+As with Kafka, the first search for a coordinator of its kind brings the internal topic of that kind about.
 """
 
 from __future__ import annotations
@@ -9,8 +10,16 @@ from typing import Final
 
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
-from semel.broker.journal_messages import TopicCreated
-from semel.broker.topics import RESERVED_NAMES, Topic, refuses_name
+from semel.broker.entries import Entry
+from semel.broker.journal_messages import Config, TopicCreated
+from semel.broker.topics import (
+    INTERNAL_NAMES,
+    OFFSETS_TOPIC,
+    RESERVED_NAMES,
+    TRANSACTIONS_TOPIC,
+    Topic,
+    refuses_name,
+)
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -37,6 +46,8 @@ from semel.wire.messages.metadata import (
 NO_TOPIC_ID: Final = bytes(16)
 _MANY_KEYS: Final = 4
 _COORDINATOR_KEY_TYPES: Final = (0, 1, 2)
+_COORDINATOR_TOPICS: Final = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
+_INTERNAL_PARTITIONS: Final = 1
 
 
 def metadata(broker: Broker, request: MetadataRequest, caller: Caller, now: Now) -> Decision:
@@ -100,6 +111,7 @@ def _topic(broker: Broker, name: str, topic_id: bytes, partitions: int) -> Metad
         error_code=0,
         name=name,
         topic_id=topic_id,
+        is_internal=name in INTERNAL_NAMES,
         partitions=[
             MetadataResponsePartition(
                 error_code=0,
@@ -180,6 +192,7 @@ def _described(broker: Broker, topic: Topic, first: int, end: int) -> DescribeTo
         error_code=0,
         name=topic.name,
         topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
                 error_code=0,
@@ -216,5 +229,19 @@ def find_coordinator(broker: Broker, request: FindCoordinatorRequest, caller: Ca
             node_id=node_id,
             host=host,
             port=port,
-        )
+        ),
+        _missing_internal_topic(broker, request.key_type),
     )
+
+
+def _missing_internal_topic(broker: Broker, key_type: int) -> list[Entry]:
+    name = _COORDINATOR_TOPICS.get(key_type)
+    room = broker.limits.max_partitions - broker.catalog.partition_count()
+    if name is None or name in broker.catalog.by_name or room < _INTERNAL_PARTITIONS:
+        return []
+    compacted = Config(name="cleanup.policy", value="compact")
+    return [
+        TopicCreated(
+            topic_id=broker.new_id(), name=name, partitions=_INTERNAL_PARTITIONS, configs=[compacted]
+        )
+    ]

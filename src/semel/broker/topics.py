@@ -11,10 +11,12 @@ from semel.log.partition import PartitionLog
 
 MAX_NAME_CHARACTERS: Final = 249
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+INTERNAL_NAMES: Final = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
+"""Where Kafka keeps groups and transactions. Ours are in the journal: these are shown to tools, and empty."""
 # Clients treat these names specially, so nobody may have them.
-RESERVED_NAMES: Final = frozenset(
-    {"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"}
-)
+RESERVED_NAMES: Final = INTERNAL_NAMES | {"__share_group_state", "__cluster_metadata"}
 
 
 def refuses_name(name: str) -> str | None:
@@ -51,10 +53,11 @@ class Partition:
 class Topic:
     """A topic under its name and id. The id tells it from an earlier topic of the same name."""
 
-    __slots__ = ("configs", "name", "partitions", "settings", "topic_id")
+    __slots__ = ("configs", "is_internal", "name", "partitions", "settings", "topic_id")
 
     def __init__(self, name: str, topic_id: bytes, configs: dict[str, str], settings: TopicSettings) -> None:
         self.name = name
+        self.is_internal = name in INTERNAL_NAMES
         self.topic_id = topic_id
         self.configs = configs
         self.settings = settings

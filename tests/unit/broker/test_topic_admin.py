@@ -6,8 +6,9 @@ from broker_cases import TOPIC_ID, apply, batch, caller, new_broker, now, reques
 from semel.broker.alter_configs import Operation, incremental_alter_configs
 from semel.broker.core import Broker
 from semel.broker.describe_configs import describe_configs
-from semel.broker.metadata import describe_topic_partitions, metadata
+from semel.broker.metadata import describe_topic_partitions, find_coordinator, metadata
 from semel.broker.topic_admin import create_partitions, create_topics, delete_records, delete_topics
+from semel.broker.topics import RESERVED_NAMES
 from semel.wire.errors import ErrorCode
 from semel.wire.messages import incremental_alter_configs as incremental
 from semel.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -25,6 +26,7 @@ from semel.wire.messages.delete_records import (
 from semel.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from semel.wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from semel.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
+from semel.wire.messages.find_coordinator import FindCoordinatorRequest
 from semel.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
 
@@ -47,7 +49,9 @@ def wanted(name: str, partitions: int = 1, factor: int = 1, **configs: str) -> C
     )
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "__consumer_offsets", "nul\0"])
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "nul\0", *sorted(RESERVED_NAMES)]
+)
 def test_names_that_break_the_rules_are_refused(name: str) -> None:
     broker = new_broker()
     assert create(broker, wanted(name)) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
@@ -236,6 +240,30 @@ def test_metadata_creates_what_it_is_asked_for_if_it_may() -> None:
         ErrorCode.INVALID_TOPIC_EXCEPTION,
     ]
     assert decision.entries == []
+
+
+@pytest.mark.parametrize(("key_type", "name"), [(0, "__consumer_offsets"), (1, "__transaction_state")])
+def test_who_looks_for_a_coordinator_brings_its_internal_topic_about(key_type: int, name: str) -> None:
+    broker = new_broker()
+    asked = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["k"])
+    apply(broker, find_coordinator(broker, asked, caller(4), now()))
+    assert find_coordinator(broker, asked, caller(4), now()).entries == [], "it is there"
+    (topic,) = metadata(broker, MetadataRequest(topics=None), caller(12), now()).reply.topics  # type: ignore[union-attr]
+    assert (topic.name, topic.is_internal, len(topic.partitions)) == (name, True, 1)
+    listed = describe_topic_partitions(broker, DescribeTopicPartitionsRequest(topics=[]), caller(0), now())
+    assert [each.is_internal for each in listed.reply.topics] == [True]  # type: ignore[union-attr]
+    assert create(broker, wanted(name)) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+    (refused,) = send(broker, request(batch(), topic=name))
+    assert refused.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_coordinator_is_found_where_there_is_no_room_for_its_topic() -> None:
+    broker = new_broker(max_partitions=1)
+    create(broker, wanted("t"))
+    asked = FindCoordinatorRequest(key_type=0, coordinator_keys=["k"])
+    decision = find_coordinator(broker, asked, caller(4), now())
+    assert decision.entries == []
+    assert [each.error_code for each in decision.reply.coordinators] == [0]  # type: ignore[union-attr]
 
 
 def test_topics_are_described_page_by_page() -> None:
