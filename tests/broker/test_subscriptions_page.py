@@ -1,4 +1,4 @@
-"""The examples of docs/subscriptions.md, as they stand there."""
+"""The examples of docs/subscriptions.md and docs/grpc.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from subscription_cases import fill, values
 from transaction_cases import make_topic
 
 from semel.client.cluster import Cluster
+from semel.subscriptions.grpc.server import GatewayServer
 from semel.subscriptions.stages import run_stages
 
-PAGE = Path(__file__).parents[2] / "docs" / "subscriptions.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "subscriptions.md", DOCS / "grpc.md")
 COUNT = 5
 
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    """What the page's examples define."""
+    """What the pages' examples define."""
     found: dict[str, Any] = {"__name__": "docs"}
-    for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), found)
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            exec(compile(block, str(page), "exec"), found)
     return found
 
 
@@ -77,3 +80,16 @@ async def test_the_stages_of_the_page_run(start_broker: StartBroker, names: dict
         ]
         running.cancel()
         await asyncio.wait([running])
+
+
+async def test_the_example_over_grpc_runs(start_broker: StartBroker, names: dict[str, Any]) -> None:
+    broker = start_broker(in_memory=True)
+    async with Cluster(broker.bootstrap) as cluster:
+        await fill(cluster, "orders", COUNT, keys=2)
+        await make_topic(cluster, "invoices")
+        async with GatewayServer(broker.bootstrap, "127.0.0.1:0") as gateway:
+            running = asyncio.create_task(names["invoice_by_grpc"](f"127.0.0.1:{gateway.port}"))
+            found = await wait_for_invoices(cluster, "invoices")
+            assert found == [b"%d" % number for number in range(COUNT)]
+            running.cancel()
+            await asyncio.wait([running])
