@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, free_port
 from client_java import Java
 from confluent_kafka import KafkaException, TopicPartition
+from raw_client import RawClient
 from txn_cases import (
     COMMITTED,
     LIBRARIES,
@@ -24,6 +27,26 @@ from txn_cases import (
     values,
 )
 
+from semel.wire.errors import ErrorCode
+from semel.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from semel.wire.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from semel.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
+from semel.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+
+OLD_LIBRARIES: Final = tuple(name for name in LIBRARIES if name != "java")
+"""Those that speak transaction version 1 only."""
 SHORT_MS: Final = 1_000
 """A transaction timeout that tests wait for."""
 PATIENCE_S: Final = 15.0
@@ -33,7 +56,8 @@ PAUSE_S: Final = 0.05
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One durable broker for all libraries; restarts are part of the claims."""
-    process = BrokerProcess(tmp_path_factory.mktemp("transactions") / "broker").start()
+    figures = {"metrics.listeners": f"127.0.0.1:{free_port()}"}
+    process = BrokerProcess(tmp_path_factory.mktemp("transactions") / "broker", figures).start()
     try:
         yield process
         assert "this is a bug" not in process.log, process.log
@@ -291,6 +315,130 @@ def test_a_transaction_goes_on_after_the_broker_came_back(
     assert library.read(name, 1, COMMITTED) == values("after-", 3)
     process.restart()
     assert library.read(name, 0, COMMITTED) == [*values("before-", 3), *values("after-", 3)]
+
+
+# Producers of version 1 with several connections, and what they left behind on one of them.
+
+
+class Connection(RawClient):
+    """One more connection of a producer, whose identity the broker tells."""
+
+    def __init__(self, process: BrokerProcess, transactional_id: str) -> None:
+        super().__init__(process.port)
+        self._transactional_id = transactional_id
+        # An answer: the broker has this connection, and has it before those that are opened from now on.
+        self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        request = DescribeTransactionsRequest(transactional_ids=[self._transactional_id])
+        (state,) = self.ask(request, 0, DescribeTransactionsResponse).transaction_states
+        return state.producer_id, state.producer_epoch
+
+    def add(self, topic: str, partition: int) -> int:
+        producer_id, epoch = self._identity()
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=[partition])],
+        )
+        answer = self.ask(request, 0, AddPartitionsToTxnResponse)
+        return answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+
+    def commit_offset(self, group: str, topic: str, offset: int) -> int:
+        producer_id, epoch = self._identity()
+        partition = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        request = TxnOffsetCommitRequest(
+            transactional_id=self._transactional_id,
+            group_id=group,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[partition])],
+        )
+        return self.ask(request, 0, TxnOffsetCommitResponse).topics[0].partitions[0].error_code
+
+    def commit(self) -> int:
+        producer_id, epoch = self._identity()
+        request = EndTxnRequest(
+            transactional_id=self._transactional_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=True,
+        )
+        return self.ask(request, 0, EndTxnResponse).error_code
+
+
+def asked_again(process: BrokerProcess) -> int:
+    """How many requests the broker has told to come again."""
+    with urllib.request.urlopen(f"http://{process.settings['metrics.listeners']}/metrics") as response:
+        found = re.search(r"^semel_transactions_asked_again_total (\d+)$", response.read().decode(), re.M)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("library", OLD_LIBRARIES, indirect=True)
+def test_an_end_left_behind_on_a_connection_does_not_end_the_next_transaction(
+    process: BrokerProcess, library: Library, producers: list[Transactional], name: str
+) -> None:
+    create_topic(process.bootstrap, name)
+    with Connection(process, name) as left_behind:
+        producers.append(producer := library.producer(name))
+        producer.begin()
+        producer.send(name, 0, "first-")
+        producer.commit()
+        producer.begin()
+        producer.send(name, 0, "second-")
+        before = asked_again(process)
+        assert left_behind.commit() == ErrorCode.CONCURRENT_TRANSACTIONS
+        assert library.read(name, 0, COMMITTED) == ["first-0"]
+        producer.send(name, 0, "third-")
+        producer.commit()
+        assert asked_again(process) == before + 1, "its owner was not disturbed"
+    assert library.read(name, 0, COMMITTED) == ["first-0", "second-0", "third-0"]
+
+
+@pytest.mark.parametrize("library", OLD_LIBRARIES, indirect=True)
+def test_a_producer_that_is_told_to_ask_again_does_so(
+    process: BrokerProcess, library: Library, producers: list[Transactional], name: str
+) -> None:
+    create_topic(process.bootstrap, name, 2)
+    producers.append(producer := library.producer(name))
+    before = asked_again(process)
+    for n in range(2):
+        producer.begin()
+        producer.send(name, 0, f"{n}-")
+        # As if it had another connection, younger than the one that it ends transactions by.
+        with Connection(process, name) as younger:
+            assert younger.add(name, 1) == ErrorCode.NONE
+            producer.commit()
+    assert library.read(name, 0, COMMITTED) == ["0-0", "1-0"]
+    assert asked_again(process) > before
+
+
+def test_offsets_left_behind_are_not_taken_and_those_asked_for_again_are(
+    process: BrokerProcess, libraries: dict[str, Library], producers: list[Transactional], name: str
+) -> None:
+    library = libraries["confluent"]
+    assert isinstance(library, Confluent)
+    create_topic(process.bootstrap, name)
+    consumer = library.consumer(COMMITTED, name)
+    membership = consumer.consumer_group_metadata()
+    with Connection(process, name) as left_behind:
+        producers.append(producer := library.producer(name))
+        for n in range(2):
+            producer.begin()
+            producer.send_offsets(name, n, membership)
+            if n == 1:
+                assert left_behind.commit_offset(name, name, 99) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                with Connection(process, name) as younger:
+                    assert younger.commit_offset(name, name, 50) == ErrorCode.NONE
+                    before = asked_again(process)
+                    producer.send_offsets(name, 7, membership)
+                    assert asked_again(process) == before + 1
+            producer.commit()
+    (found,) = consumer.committed([TopicPartition(name, 0)], TIMEOUT_S)
+    consumer.close()
+    assert found.offset == 7
 
 
 # What Java's Admin does for operators.

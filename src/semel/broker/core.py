@@ -38,6 +38,7 @@ from semel.broker.transaction_messages import (
     TransactionIdentified,
     TransactionJoined,
 )
+from semel.broker.transactions.hearing import Hearing
 from semel.broker.transactions.state import Transactions
 from semel.log.partition import AbortedTransaction
 from semel.wire.records import read_end_marker
@@ -118,6 +119,7 @@ class Broker:
         settings: Sequence[BrokerSetting],
         new_id: Callable[[], bytes],
         counters: Counters | None = None,
+        hearing: Hearing | None = None,
     ) -> None:
         self.leader_epoch = leader_epoch
         self.identity = identity
@@ -125,6 +127,7 @@ class Broker:
         self.settings = settings
         self.new_id = new_id
         self.counters = counters or Counters()
+        self.hearing = hearing or Hearing()
         self.catalog = Catalog(topic_defaults)
         self.producer_ids = ProducerIds()
         self.quotas = Quotas()

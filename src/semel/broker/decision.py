@@ -42,7 +42,7 @@ class Caller:
     No dataclass: one is made for every request, and mypyc leaves what a dataclass makes to the interpreter.
     """
 
-    __slots__ = ("api_version", "client_id", "endpoint", "host", "principal", "waiter")
+    __slots__ = ("api_version", "client_id", "connection", "endpoint", "host", "principal", "waiter")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Caller:
         host: str,
         endpoint: Endpoint,
         waiter: Waiter,
+        connection: int = 0,
         principal: str = "User:ANONYMOUS",
     ) -> None:
         self.api_version = api_version
@@ -59,6 +60,8 @@ class Caller:
         self.endpoint = endpoint
         self.waiter = waiter
         """Kept by a handler that parks the request, and answered by a later decision."""
+        self.connection = connection
+        """Which connection it came by: a later one has a higher number."""
         self.principal = principal
 
 

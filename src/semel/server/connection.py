@@ -167,6 +167,8 @@ class Connection(asyncio.BufferedProtocol):
         self, service: Service, intake: Intake, endpoint: Endpoint, now_ms: Callable[[], int]
     ) -> None:
         self.endpoint = endpoint
+        self.number = 0
+        """Connections are numbered as they are opened."""
         self.peer = "?"
         self.peer_host = "?"
         self.is_closed = False

@@ -105,6 +105,7 @@ class Metrics:
             ("aborted", self.transactions_aborted, "Transactions aborted, for whatever reason"),
             ("timed_out", broker.counters.timed_out, "Transactions aborted because their time was over"),
             ("fenced", broker.counters.fenced, "Requests of fenced producers"),
+            ("asked_again", broker.counters.asked_again, "Requests by an older connection of their producer"),
         )
         for name, value, about in counters:
             yield from _family(f"semel_transactions_{name}_total", "counter", about, value)

@@ -23,6 +23,7 @@ from semel.broker.decision import Caller, Decision, Now, Parked
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.produce import produce
 from semel.broker.tick import tick
+from semel.broker.transactions.hearing import Hearing
 from semel.broker.transactions.timeouts import start_clocks
 from semel.disk import Disk, Lock
 from semel.errors import CorruptionError, ProtocolError, StorageError
@@ -90,6 +91,8 @@ class Node:
         self.connections: set[Connection] = set()
         self.metrics = Metrics()
         self._counters = Counters()
+        self._hearing = Hearing()
+        self._opened_connections = 0
         self.meters = ClientMeters(clock.monotonic_ms)
         self.fetcher = Fetcher(
             settings.integer("fetch.max.bytes"),
@@ -213,6 +216,7 @@ class Node:
             settings=settings.described(),
             new_id=new_topic_id,
             counters=self._counters,
+            hearing=self._hearing,
         )
 
     def _topic_defaults(self) -> dict[str, str]:
@@ -367,6 +371,8 @@ class Node:
             )
             return False
         self.connections.add(connection)
+        self._opened_connections += 1
+        connection.number = self._opened_connections
         return True
 
     def closed(self, connection: Connection) -> None:
@@ -440,6 +446,7 @@ class Node:
             connection.peer_host,
             connection.endpoint,
             slot,
+            connection.number,
         )
         decision = served.decide(self.life.broker, request, caller, self.now())
         if self._is_recovering:

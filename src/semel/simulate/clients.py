@@ -86,13 +86,14 @@ VERSION_2: Final = Versions(5, 12, 5, 5, joins_by_writing=True)
 class Ask:
     """A request to send. It is made anew each time it arrives: the broker writes into its bytes."""
 
-    __slots__ = ("is_late_harmless", "make", "version")
+    __slots__ = ("make", "may_repeat", "version")
 
-    def __init__(self, make: Callable[[], Message], version: int, *, is_late_harmless: bool = True) -> None:
+    def __init__(self, make: Callable[[], Message], version: int, *, may_repeat: bool = True) -> None:
         self.make = make
         self.version = version
-        self.is_late_harmless = is_late_harmless
-        """Whether it may arrive after its sender gave it up; some of version 1 must not."""
+        self.may_repeat = may_repeat
+        """Whether it may arrive once more by itself. No network does that, and some of version 1 rely on it:
+        they come twice only if their client asks again, which it does by another connection."""
 
 
 Process = Generator[Ask, Message | None, None]
@@ -286,8 +287,7 @@ class TransactionalClient(Client):
         )
         raises_epoch = self._versions.joins_by_writing
         for tries in range(1, MAX_TRIES + 1):
-            # Version 1 cannot tell a late end of one transaction from the end of the next.
-            answer = yield Ask(request, self._versions.end_txn, is_late_harmless=raises_epoch)
+            answer = yield Ask(request, self._versions.end_txn, may_repeat=raises_epoch)
             if answer is None:
                 continue
             assert isinstance(answer, EndTxnResponse)
@@ -474,8 +474,8 @@ class StageClient(TransactionalClient):
             producer_epoch=self._epoch,
             topics=[TxnOffsetCommitRequestTopic(name=self._source[0], partitions=partitions)],
         )
-        late = self._versions.joins_by_writing
-        answer = yield from self._ask(Ask(request, self._versions.txn_offset_commit, is_late_harmless=late))
+        repeat = self._versions.joins_by_writing
+        answer = yield from self._ask(Ask(request, self._versions.txn_offset_commit, may_repeat=repeat))
         assert isinstance(answer, TxnOffsetCommitResponse)
         if any(part.error_code for topic in answer.topics for part in topic.partitions):
             raise GaveUp

@@ -20,6 +20,7 @@ from typing import Any, Final
 from semel.broker.core import Broker, Identity, Limits
 from semel.broker.decision import Caller, Decision, Endpoint, Now, Parked
 from semel.broker.tick import tick
+from semel.broker.transactions.hearing import Hearing
 from semel.broker.transactions.timeouts import start_clocks
 from semel.errors import CorruptionError, StorageError
 from semel.journal.settings import Durability, JournalSettings
@@ -126,6 +127,7 @@ class Machine:
         self.now_ms = START_MS
         self.is_recovering = False
         self.crashes = 0
+        self._hearing = Hearing()
         self.recoveries = 0
         self._jobs: deque[Job] = deque()
         self._reports: deque[Callable[[], None]] = deque()
@@ -146,6 +148,7 @@ class Machine:
             topic_defaults={},
             settings=[],
             new_id=partial(self.dice.randbytes, 16),
+            hearing=self._hearing,
         )
 
     def new_life(self, broker: Broker, store: Store, journal: JournalWriter) -> Life:
@@ -180,14 +183,14 @@ class Machine:
     def now(self) -> Now:
         return Now(self.now_ms, self.now_ms)
 
-    def deliver(self, call: Call, request: Message, version: int) -> None:
+    def deliver(self, call: Call, request: Message, version: int, connection: int = 0) -> None:
         """A request arrives: what the node does with it."""
         served = self.apis[request.API_KEY]
         assert served.decide is not None
         if self.is_recovering:
             call.refuse()
             return
-        caller = Caller(version, "simulation", "localhost", _ENDPOINT, call)
+        caller = Caller(version, "simulation", "localhost", _ENDPOINT, call, connection)
         self.submit(call, served.decide(self.life.broker, request, caller, self.now()))
 
     def submit(self, call: Call | None, decision: Decision) -> None:
@@ -370,6 +373,7 @@ class Machine:
 
     def _end(self) -> None:
         self.crashes += 1
+        self._hearing = Hearing()  # No connection outlives its process.
         self._jobs.clear()
         self._reports.clear()
         self._is_dark = False

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final
 
 from semel.journal.settings import Durability
@@ -49,10 +50,11 @@ _DELETE_RECORDS_VERSION: Final = 1
 class Line:
     """A client with its request on the way."""
 
-    __slots__ = ("ask", "call", "client", "is_delivered", "process")
+    __slots__ = ("ask", "call", "client", "connection", "is_delivered", "process")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, connection: int) -> None:
         self.client = client
+        self.connection = connection
         self.process: Process = client.process()
         self.ask: Ask = next(self.process)
         self.call = Call()
@@ -72,6 +74,16 @@ class Line:
         self.ask = next(self.process)
         self.call = Call()
         self.is_delivered = False
+
+
+@dataclass(slots=True, frozen=True)
+class Late:
+    """A request that nobody waits for any more, and that may still arrive."""
+
+    ask: Ask
+    connection: int
+    process: int
+    """The process of the broker that has the connection."""
 
 
 @dataclass(slots=True)
@@ -113,17 +125,17 @@ class Run:
         self.readers = [
             Reader(place, committed=committed) for place in self.places for committed in (True, False)
         ]
-        self.late: list[tuple[Ask, Call]] = []
-        """Requests that nobody waits for any more, and that may still arrive."""
+        self.late: list[Late] = []
         self._steps = steps
         self.taken = 0
         self._lines: list[Line] = []
+        self._connections = count(1)
         self._actions: list[Callable[[], None]] = []
 
     async def play(self) -> Tally:
         """Play the run to its end; raises Violation if a promise was broken."""
         await self._create_topics()
-        self._lines = [Line(client) for client in self._clients()]
+        self._lines = [Line(client, next(self._connections)) for client in self._clients()]
         actions, weights = zip(*self._moves(), strict=True)
         for _ in range(self._steps):
             self.taken += 1
@@ -191,31 +203,35 @@ class Run:
         if waiting:
             line = self.dice.choice(waiting)
             line.is_delivered = True
-            self.machine.deliver(line.call, line.ask.make(), line.ask.version)
-            if self.dice.random() < 0.03:
-                self._may_arrive_late(line.ask)
+            self.machine.deliver(line.call, line.ask.make(), line.ask.version, line.connection)
+            if self.dice.random() < 0.03 and line.ask.may_repeat:
+                self._may_arrive_late(line)
 
     def _impatience(self) -> None:
         """A client waits no longer. Its request may be under way, or carried out, or both."""
         line = self.dice.choice(self._lines)
-        if not line.is_delivered:
-            self._may_arrive_late(line.ask)
+        self._leave_connection(line)
         line.call = Call()
         line.hear()
 
-    def _may_arrive_late(self, ask: Ask) -> None:
-        if ask.is_late_harmless:
-            self.late.append((ask, Call()))
+    def _leave_connection(self, line: Line) -> None:
+        """The client goes on by another connection; what is under way by this one may arrive, or never."""
+        if not line.is_delivered:
+            self._may_arrive_late(line)
+        line.connection = next(self._connections)
+
+    def _may_arrive_late(self, line: Line) -> None:
+        self.late.append(Late(line.ask, line.connection, self.machine.crashes))
 
     def _deliver_late(self) -> None:
         if self.late:
-            ask, call = self.late.pop(self.dice.randrange(len(self.late)))
-            self.machine.deliver(call, ask.make(), ask.version)
+            late = self.late.pop(self.dice.randrange(len(self.late)))
+            if late.ask.may_repeat or late.process == self.machine.crashes:
+                self.machine.deliver(Call(), late.ask.make(), late.ask.version, late.connection)
 
     def _kill_client(self) -> None:
         line = self.dice.choice(self._lines)
-        if not line.is_delivered:
-            self._may_arrive_late(line.ask)
+        self._leave_connection(line)
         line.restart()
 
     def _read_input(self, place: Place, offset: int) -> list[tuple[int, bytes]]:

@@ -1,7 +1,8 @@
 """EndTxn (26): commit or abort, in one journal group.
 
 Version 5 raises the epoch (KIP-890), so a retry can be told from the end of the next transaction: it has
-the epoch before. Below that a retry is whatever asks for the outcome that is there already.
+the epoch before. Below that a retry is whatever asks for the outcome that is there already, and what arrives
+after its sender gave it up is told by its connection (`hearing.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.transactions.ending import end_entries, raised
-from semel.broker.transactions.errors import abortable, fenced
+from semel.broker.transactions.errors import abortable, ask_again, fenced
 from semel.broker.transactions.state import State, Transaction
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
@@ -30,6 +31,9 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
     if named != (transaction.producer_id, transaction.epoch):
         return _by_another_identity(broker, transaction, request, caller, raises_epoch)
     if transaction.is_open:
+        hearing = broker.hearing.coordination
+        if not raises_epoch and not hearing.hear(transaction.transactional_id, caller.connection):
+            return _refused(ask_again(broker.counters, ApiKey.END_TXN))
         successor = raised(broker, transaction) if raises_epoch else None
     elif raises_epoch and not request.committed:
         successor = raised(
@@ -51,6 +55,7 @@ def end_txn(broker: Broker, request: EndTxnRequest, caller: Caller, now: Now) ->
     if successor is not None:
         reply.producer_id, reply.producer_epoch = successor.producer_id, successor.epoch
     broker.transaction_deadlines.cancel(transaction.transactional_id)
+    broker.hearing.ended(transaction.transactional_id)
     return Decision(reply, entries, sync=successor is not None and successor.must_sync)
 
 

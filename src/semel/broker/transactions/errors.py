@@ -33,6 +33,14 @@ def fenced(counters: Counters, api: ApiKey, version: int) -> ErrorCode:
     return ErrorCode.INVALID_PRODUCER_EPOCH
 
 
+def ask_again(counters: Counters, api: ApiKey) -> ErrorCode:
+    """It came by a connection that its client may have left (`hearing.py`)."""
+    counters.asked_again += 1
+    if api is ApiKey.TXN_OFFSET_COMMIT:
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # Its clients do not know the other.
+    return ErrorCode.CONCURRENT_TRANSACTIONS
+
+
 def abortable(api: ApiKey, version: int) -> ErrorCode:
     """The transaction is spoiled: abort it and begin another."""
     return (

@@ -86,6 +86,7 @@ def _again(
     if is_named and not _may_continue(request, transaction):
         return _refused(fenced(broker.counters, ApiKey.INIT_PRODUCER_ID, caller.api_version))
     identity = raised(broker, transaction)
+    broker.hearing.forget(transaction.transactional_id)
     # Whoever names its identity may have lost the answer and ask again; whoever is fenced must not come back.
     last = (transaction.producer_id, transaction.epoch) if is_named else (NO_PRODUCER_ID, NO_EPOCH)
     entry = _identified(request, caller, now, identity, *last)

@@ -15,7 +15,7 @@ from semel.broker.entries import Entry
 from semel.broker.refusal import Refused
 from semel.broker.topics import Partition
 from semel.broker.transaction_messages import JoinedPartition, TransactionJoined
-from semel.broker.transactions.errors import abortable, fenced
+from semel.broker.transactions.errors import abortable, ask_again, fenced
 from semel.broker.transactions.state import Transaction
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
@@ -98,6 +98,12 @@ def join(
     )
 
 
+def _begins_unheard(broker: Broker, transaction: Transaction, caller: Caller) -> bool:
+    """Whether a transaction would begin by what its producer may have given up long since."""
+    is_heard = broker.hearing.coordination.hear(transaction.transactional_id, caller.connection)
+    return not is_heard and not transaction.is_open
+
+
 def _at_limit(broker: Broker, setting: str, reason: str, now: Now) -> Refused:
     # Most answers have no room for a reason, so the log has it, too.
     broker.limit_warnings.refused(setting, reason, now)
@@ -117,6 +123,9 @@ def add_offsets_to_txn(broker: Broker, request: AddOffsetsToTxnRequest, caller: 
         return Decision(AddOffsetsToTxnResponse(error_code=found))
     if not request.group_id:
         return Decision(AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID))
+    if _begins_unheard(broker, found, caller):
+        refused = ask_again(broker.counters, ApiKey.ADD_OFFSETS_TO_TXN)
+        return Decision(AddOffsetsToTxnResponse(error_code=refused))
     entry = join(broker, found, now, group=request.group_id)
     if isinstance(entry, Refused):
         return Decision(AddOffsetsToTxnResponse(error_code=entry.code))
@@ -134,7 +143,7 @@ def add_partitions_to_txn(
             verify_only=False,
             topics=request.v3_and_below_topics,
         )
-        results, entries = _add(broker, wanted, caller.api_version, now)
+        results, entries = _add(broker, wanted, caller, now)
         return Decision(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results), entries)
     by_transaction: list[AddPartitionsToTxnResult] = []
     all_entries: dict[str, list[Entry]] = {}
@@ -142,7 +151,7 @@ def add_partitions_to_txn(
         if wanted.transactional_id in all_entries:
             results = _every(wanted.topics, ErrorCode.INVALID_REQUEST)
         else:
-            results, all_entries[wanted.transactional_id] = _add(broker, wanted, caller.api_version, now)
+            results, all_entries[wanted.transactional_id] = _add(broker, wanted, caller, now)
         by_transaction.append(
             AddPartitionsToTxnResult(transactional_id=wanted.transactional_id, topic_results=results)
         )
@@ -151,7 +160,7 @@ def add_partitions_to_txn(
 
 
 def _add(
-    broker: Broker, wanted: AddPartitionsToTxnTransaction, version: int, now: Now
+    broker: Broker, wanted: AddPartitionsToTxnTransaction, caller: Caller, now: Now
 ) -> tuple[list[AddPartitionsToTxnTopicResult], list[Entry]]:
     """All of the partitions join, or none."""
     found = find(
@@ -160,18 +169,20 @@ def _add(
         wanted.producer_id,
         wanted.producer_epoch,
         ApiKey.ADD_PARTITIONS_TO_TXN,
-        version,
+        caller.api_version,
     )
     if isinstance(found, ErrorCode):
         return _every(wanted.topics, found), []
     if wanted.verify_only:
-        return _verified(broker, found, wanted.topics, version), []
+        return _verified(broker, found, wanted.topics, caller.api_version), []
     partitions = [
         broker.catalog.partition(topic.name, index) for topic in wanted.topics for index in topic.partitions
     ]
     known = [partition for partition in partitions if partition is not None]
     if len(known) < len(partitions):
         return _unknown(broker, wanted.topics), []
+    if caller.api_version < _BATCHED_SINCE and _begins_unheard(broker, found, caller):
+        return _every(wanted.topics, ask_again(broker.counters, ApiKey.ADD_PARTITIONS_TO_TXN)), []
     entry = join(broker, found, now, partitions=known)
     if isinstance(entry, Refused):
         return _every(wanted.topics, entry.code), []

@@ -61,4 +61,5 @@ def forget_idle(broker: Broker, transactional_ids: Iterable[str], now: Now) -> D
         transaction = broker.transactions.by_id.get(transactional_id)
         if transaction is not None and not transaction.is_open and transaction.updated_ms < limit_ms:
             entries.append(TransactionForgotten(transactional_id=transactional_id))
+            broker.hearing.forget(transactional_id)
     return Decision(None, entries)

@@ -15,7 +15,7 @@ from semel.broker.entries import Entry
 from semel.broker.group_messages import PartitionOffset, TopicOffsets, TxnOffsetsPending
 from semel.broker.groups.offset_commit import refuses_offset
 from semel.broker.refusal import Refused
-from semel.broker.transactions.errors import abortable
+from semel.broker.transactions.errors import abortable, ask_again
 from semel.broker.transactions.joining import find, join
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
@@ -71,9 +71,12 @@ def _admit(
     )
     if refused is not None:
         return refused
+    joins = caller.api_version >= _JOINS_SINCE
     if found.is_open and request.group_id in found.groups:
+        if not joins and not broker.hearing.offsets.hear(found.transactional_id, caller.connection):
+            return ask_again(broker.counters, ApiKey.TXN_OFFSET_COMMIT)
         return []
-    if caller.api_version < _JOINS_SINCE:
+    if not joins:
         return abortable(ApiKey.TXN_OFFSET_COMMIT, caller.api_version)
     entry = join(broker, found, now, group=request.group_id)
     if isinstance(entry, Refused):

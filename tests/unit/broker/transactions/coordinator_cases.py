@@ -120,10 +120,17 @@ class Bench:
 
     # Requests.
 
-    def ask(self, handler: Handler, request: Message, version: int, principal: str = "User:ann") -> Any:
+    def ask(
+        self,
+        handler: Handler,
+        request: Message,
+        version: int,
+        principal: str = "User:ann",
+        connection: int = 0,
+    ) -> Any:
         """Decide, journal and apply; the reply as a client of `version` reads it."""
         endpoint = Endpoint("localhost", 9092)
-        caller = Caller(version, "client", "10.0.0.1", endpoint, Nobody(), principal=principal)
+        caller = Caller(version, "client", "10.0.0.1", endpoint, Nobody(), connection, principal)
         decision = handler(self.broker, request, caller, self.now)
         self.submit(decision)
         reply: Any = decision.reply
@@ -271,6 +278,7 @@ class Producer:
         self.bench = bench
         self.transactional_id = transactional_id
         self.principal = principal
+        self.connection = 0
         self.producer_id = -1
         self.epoch = -1
         self.sequences: dict[tuple[str, int], int] = {}
@@ -292,7 +300,9 @@ class Producer:
         request = InitProducerIdRequest(transactional_id=self.transactional_id, **fields)
         if named:
             request.producer_id, request.producer_epoch = self.identity
-        response: InitProducerIdResponse = self.bench.ask(init_producer_id, request, version, self.principal)
+        response: InitProducerIdResponse = self.bench.ask(
+            init_producer_id, request, version, self.principal, self.connection
+        )
         if response.error_code == 0:
             self.take(response.producer_id, response.producer_epoch)
         return response
@@ -312,7 +322,9 @@ class Producer:
                 v3_and_below_producer_epoch=self.epoch,
                 v3_and_below_topics=topics,
             )
-            response = self.bench.ask(add_partitions_to_txn, request, version, self.principal)
+            response = self.bench.ask(
+                add_partitions_to_txn, request, version, self.principal, self.connection
+            )
             results = response.results_by_topic_v3_and_below
         else:
             request = AddPartitionsToTxnRequest(
@@ -325,7 +337,9 @@ class Producer:
                     )
                 ]
             )
-            response = self.bench.ask(add_partitions_to_txn, request, version, self.principal)
+            response = self.bench.ask(
+                add_partitions_to_txn, request, version, self.principal, self.connection
+            )
             results = response.results_by_transaction[0].topic_results
         code: int = results[0].results_by_partition[0].partition_error_code
         return code
@@ -360,7 +374,11 @@ class Producer:
         request = ProduceRequest(
             transactional_id=self.transactional_id if named else None, acks=-1, topic_data=[data]
         )
-        answer = self.bench.ask(produce, request, version, self.principal).responses[0].partition_responses[0]
+        answer = (
+            self.bench.ask(produce, request, version, self.principal, self.connection)
+            .responses[0]
+            .partition_responses[0]
+        )
         if answer.error_code == 0 and sequence is None:
             self.sequences[key] = first + records
         return answer
@@ -378,7 +396,9 @@ class Producer:
             producer_epoch=self.epoch,
             group_id=group,
         )
-        code: int = self.bench.ask(add_offsets_to_txn, request, version, self.principal).error_code
+        code: int = self.bench.ask(
+            add_offsets_to_txn, request, version, self.principal, self.connection
+        ).error_code
         return code
 
     def commit_offset(
@@ -406,7 +426,7 @@ class Producer:
             member_id=member_id,
             topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[partition])],
         )
-        response = self.bench.ask(txn_offset_commit, request, version, self.principal)
+        response = self.bench.ask(txn_offset_commit, request, version, self.principal, self.connection)
         code: int = response.topics[0].partitions[0].error_code
         return code
 
@@ -418,7 +438,7 @@ class Producer:
             producer_epoch=self.epoch,
             committed=commit,
         )
-        response: EndTxnResponse = self.bench.ask(end_txn, request, version, self.principal)
+        response: EndTxnResponse = self.bench.ask(end_txn, request, version, self.principal, self.connection)
         if response.error_code == 0 and version >= 5 and take:
             self.take(response.producer_id, response.producer_epoch)
         return response
