@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from coordinator_cases import (
@@ -139,6 +140,27 @@ def test_until_then_only_its_end_is_accepted(bench: Bench, restart: Callable[[Be
     assert new.commit_offset(9, version=3) == BAD_STATE
     assert len(bench.journal) == journal
     assert new.commit() == NONE
+
+
+@pytest.mark.parametrize(
+    ("ask", "versions", "abortable_since"),
+    (
+        (partial(Producer.produce, index=2, sequence=0), range(3, 14), 11),
+        (partial(Producer.add, index=2), range(6), 5),
+        (partial(Producer.add_group, group="another"), range(5), 4),
+        (partial(Producer.commit_offset, offset=9), range(6), 4),
+    ),
+    ids=("Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit"),
+)
+def test_the_refusal_is_in_the_words_of_each_version(
+    bench: Bench, ask: Callable[..., int], versions: range, abortable_since: int
+) -> None:
+    prepared(bench)
+    new, _ = resume(bench)
+    answers = {version: ask(new, version=version) for version in versions}
+    assert answers == {
+        version: ABORTABLE if version >= abortable_since else BAD_STATE for version in versions
+    }
 
 
 @pytest.mark.parametrize("version", (1, 2, 5))
