@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from brokers import BrokerUnderTest, kafka, semel
 from confluent_kafka import Producer as ConfluentProducer
+from peak_memory import forget_peak, peak
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
@@ -156,25 +157,13 @@ async def measure_memory(bootstrap: str) -> float:
     async with KafkaSink(bootstrap, TOPIC, settings=SinkSettings(max_buffered=EVENTS)) as sink:
         await sink.open("memory")
         for epoch, count in enumerate((EVENTS // 100, EVENTS)):
-            _forget_peak()
-            before_kb = _status_kb("VmRSS")
+            before = forget_peak()
             await sink.begin(epoch)
             writer = sink.writer()
             for batch in batches_of(events.slice(0, count)):
                 await writer.write(batch)
             await sink.commit(epoch, [await writer.finish()])
-    return (_status_kb("VmHWM") - before_kb) * 1024 / EVENTS
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status_kb(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1])
-    raise LookupError(name)
+    return (peak() - before) / EVENTS
 
 
 async def make_topic(bootstrap: str) -> None:

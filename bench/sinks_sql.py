@@ -1,11 +1,12 @@
-"""The PostgreSQL sink against a bare COPY and psycopg's executemany, on a server of its own.
+"""The SQL sinks against a bare load of the same rows and what else there is, on servers of their own.
 
-    .venv/bin/python bench/sinks_sql.py                  about a minute
-    .venv/bin/python bench/sinks_sql.py --rounds 9 --shape wide
+    .venv/bin/python bench/sinks_sql.py                            PostgreSQL and MariaDB, about two minutes
+    .venv/bin/python bench/sinks_sql.py --database postgres --shape wide --rounds 9
 
-One epoch is 100,000 events of about 200 bytes. The bare COPY is the same load (binary, straight from Arrow)
-of the same rows in one transaction, without marker, fence or receipts: what the sink adds to it is the price
-of exactly-once. Contenders take turns, round by round, so that all meet the same noise; figures are medians.
+One epoch is 100,000 events of about 200 bytes. The bare load is the same load (binary COPY or LOAD DATA,
+straight from Arrow) of the same rows in one transaction, without marker, fence or receipts: what the sink
+adds to it is the price of exactly-once. Contenders take turns, round by round, so that all meet the same
+noise; figures are medians. What Spark's own JDBC writer does is in `bench/spark_sql.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,36 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+from adbc_driver_postgresql import dbapi as adbc
+from peak_memory import forget_peak, peak
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sinks"))
+
+from mariadb_server import MariaDBServer, find_server
 
 from semel.sinks.blocking import BlockingWriter
+from semel.sinks.mysql import MySQLDialect, MySQLSink
+from semel.sinks.mysql.sink import parse_url
 from semel.sinks.postgres import PostgresDialect, PostgresSink
 from semel.sinks.receipts import Receipt
+from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import WriterPlan
 from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Dialect
 from semel.sinks.sql.names import TableName
+from semel.sinks.sql.sink import SqlSink
 from semel.testing.postgres_server import PostgresServer, find_binaries
 
 EVENTS: Final = 100_000
@@ -37,6 +52,7 @@ SMALL_EVENTS: Final = 1_000
 ROWS_A_BATCH: Final = 10_000
 WRITERS: Final = 2
 WARMUP_ROUNDS: Final = 2
+BARE: Final = "bare_load"
 
 # What a process of a writer has made.
 _own_batches: dict[int, list[pa.RecordBatch]] = {}
@@ -64,20 +80,118 @@ def wide_events(count: int) -> pa.Table:
     return pa.table({**columns, **{f"f{index}": pa.array(chance.random(count)) for index in range(10)}})
 
 
-class Bench:
-    """One server, one table for each contender, and what was measured."""
+SHAPES: Final = {"narrow": narrow_events, "wide": wide_events}
 
-    def __init__(
-        self, server: PostgresServer, title: str, count: int, make: Callable[[int], pa.Table]
-    ) -> None:
-        self.server = server
+
+class Server(Protocol):
+    def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]: ...
+
+
+class Database:
+    """A server, how to reach it, and the sinks that take part."""
+
+    name: str
+    server: Server
+    address: str
+    dialect: Dialect
+    sinks: dict[str, dict[str, Any]]
+
+    def make_sink(self, table: str, **options: Any) -> SqlSink:
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Writes out what earlier rounds left, so that no contender pays for another."""
+
+    async def row_by_row(self, table: str, events: pa.Table) -> None:
+        """The way that everybody knows: rows as Python objects, given to the driver's `executemany`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class Postgres(Database):
+    name = "PostgreSQL"
+    sinks: Final = {
+        "direct": {},
+        "staged": {"strategy": "staged"},
+        "staged_2": {"strategy": "staged"},
+    }
+
+    def __init__(self) -> None:
+        binaries = find_binaries()
+        assert binaries is not None, "PostgreSQL is not installed"
+        self.server: PostgresServer = PostgresServer(binaries)
+        self.server.start()
+        self.address = self.server.dsn
+        self.dialect = PostgresDialect(self.address)
+
+    def make_sink(self, table: str, **options: Any) -> SqlSink:
+        return PostgresSink(self.address, table, **options)
+
+    def settle(self) -> None:
+        self.server.query("CHECKPOINT")
+
+    async def row_by_row(self, table: str, events: pa.Table) -> None:
+        rows = list(zip(*(column.to_pylist() for column in events.columns), strict=True))
+        marks = ", ".join(["%s"] * events.num_columns)
+        connection = await psycopg.AsyncConnection.connect(self.address)
+        async with connection, connection.cursor() as cursor:
+            await cursor.executemany(f"INSERT INTO {table} VALUES ({marks})".encode(), rows)
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class MariaDB(Database):
+    name = "MariaDB"
+    sinks: Final = {
+        "direct": {},
+        "direct_insert": {"local_infile": False},
+        "staged": {"strategy": "staged"},
+        "staged_2": {"strategy": "staged"},
+    }
+
+    def __init__(self) -> None:
+        binary = find_server()
+        assert binary is not None, "MariaDB is not installed"
+        self.server: MariaDBServer = MariaDBServer(binary)
+        self.server.start()
+        self.server.empty()
+        self.address = self.server.url()
+        self.dialect = MySQLDialect(parse_url(self.address))
+
+    def make_sink(self, table: str, **options: Any) -> SqlSink:
+        return MySQLSink(self.address, table, **options)
+
+    async def row_by_row(self, table: str, events: pa.Table) -> None:
+        await asyncio.to_thread(self._execute_many, table, events)
+
+    def _execute_many(self, table: str, events: pa.Table) -> None:
+        rows = list(zip(*(column.to_pylist() for column in events.columns), strict=True))
+        marks = ", ".join(["%s"] * events.num_columns)
+        connection = self.server.connect()
+        connection.autocommit(False)
+        with connection.cursor() as cursor:
+            cursor.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+        connection.commit()
+        connection.close()
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class Bench:
+    """One table for each contender, and what was measured."""
+
+    def __init__(self, database: Database, title: str, count: int, shape: str) -> None:
+        self.database = database
         self.title = title
-        self.make = make
-        events = self.events = make(count)
+        self.shape = shape
+        events = self.events = SHAPES[shape](count)
         self.batches = events.to_batches(max_chunksize=ROWS_A_BATCH)
-        self.dialect = PostgresDialect(server.dsn)
         self.columns = tuple(
-            Column(field.name, field.name, self.dialect.type_for(field.type)) for field in events.schema
+            Column(field.name, field.name, database.dialect.type_for(field.type)) for field in events.schema
         )
         self.samples: dict[str, list[float]] = {}
         self.epochs: dict[str, int] = {}
@@ -89,33 +203,38 @@ class Bench:
         return statistics.median(self.samples[name])
 
     def make_table(self, name: str) -> None:
-        columns = ", ".join(f'"{column.name}" {column.type_name}' for column in self.columns)
-        self.server.query(f'DROP TABLE IF EXISTS "{name}"')
-        self.server.query(f'CREATE TABLE "{name}" ({columns})')
+        quote = self.database.dialect.quote
+        columns = ", ".join(f"{quote(column.name)} {column.type_name}" for column in self.columns)
+        self.database.server.query(f"DROP TABLE IF EXISTS {name}")
+        self.database.server.query(f"CREATE TABLE {name} ({columns})")
 
-    async def bare_copy(self) -> None:
-        session = await self.dialect.connect("bench")
+    async def bare_load(self) -> None:
+        session = await self.database.dialect.connect("bench")
         started = time.perf_counter()
         await session.begin()
-        await session.load(TableName(None, "bare_copy"), self.columns, self.events, None)
+        await session.load(TableName(None, BARE), self.columns, self.events, None)
         committing = time.perf_counter()
         await session.commit()
-        self.add("bare_copy", time.perf_counter() - started)
-        self.add("bare_copy commit", time.perf_counter() - committing)
+        self.add(BARE, time.perf_counter() - started)
+        self.add(f"{BARE} commit", time.perf_counter() - committing)
         await session.close()
 
-    async def executemany(self) -> None:
-        rows = list(zip(*(column.to_pylist() for column in self.events.columns), strict=True))
-        marks = ", ".join(["%s"] * len(self.columns))
-        async with await psycopg.AsyncConnection.connect(self.server.dsn) as connection:
+    def adbc_ingest(self) -> None:
+        """Arrow's own driver, for a second opinion on what a load can be."""
+        uri = "postgresql://?" + "&".join(self.database.address.split())
+        with adbc.connect(uri) as connection, connection.cursor() as cursor:
             started = time.perf_counter()
-            async with connection.cursor() as cursor:
-                await cursor.executemany(f"INSERT INTO executemany VALUES ({marks})".encode(), rows)
-            await connection.commit()
-            self.add("executemany", time.perf_counter() - started)
+            cursor.adbc_ingest("adbc", self.events, mode="append")
+            connection.commit()
+            self.add("adbc", time.perf_counter() - started)
+
+    async def row_by_row(self) -> None:
+        started = time.perf_counter()
+        await self.database.row_by_row("executemany", self.events)
+        self.add("executemany", time.perf_counter() - started)
 
     async def epoch(
-        self, sink: PostgresSink, name: str, write: Callable[[WriterPlan], Awaitable[list[Receipt]]]
+        self, sink: SqlSink, name: str, write: Callable[[WriterPlan], Awaitable[list[Receipt]]]
     ) -> None:
         epoch = self.epochs.get(name, 0)
         started = time.perf_counter()
@@ -131,7 +250,7 @@ class Bench:
         self.add(f"{name} begin", begun - started)
         self.add(f"{name} commit", committed - written)
 
-    async def abort(self, sink: PostgresSink, name: str) -> None:
+    async def abort(self, sink: SqlSink, name: str) -> None:
         plan = await sink.begin(self.epochs[name])
         assert plan is not None
         await self.write(plan)
@@ -146,10 +265,10 @@ class Bench:
         return [await writer.finish()]
 
 
-def write_part(plan: WriterPlan, task: int, count: int, make: Callable[[int], pa.Table]) -> Receipt:
+def write_part(plan: WriterPlan, task: int, count: int, shape: str) -> Receipt:
     """In a process of its own, with rows of its own, made once."""
     if count not in _own_batches:
-        _own_batches[count] = make(count).to_batches(max_chunksize=ROWS_A_BATCH)
+        _own_batches[count] = SHAPES[shape](count).to_batches(max_chunksize=ROWS_A_BATCH)
     with BlockingWriter(plan.writer(task, tasks=WRITERS)) as writer:
         for batch in _own_batches[count]:
             writer.write(batch)
@@ -157,7 +276,7 @@ def write_part(plan: WriterPlan, task: int, count: int, make: Callable[[int], pa
 
 
 async def measure(bench: Bench, rounds: int) -> None:
-    names = ("bare_copy", "direct", "staged", "staged_2")
+    database = bench.database
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(WRITERS, mp_context=get_context("spawn")) as pool:
 
@@ -165,91 +284,121 @@ async def measure(bench: Bench, rounds: int) -> None:
             count = bench.events.num_rows // WRITERS
             return await asyncio.gather(
                 *(
-                    loop.run_in_executor(pool, write_part, plan, task, count, bench.make)
+                    loop.run_in_executor(pool, write_part, plan, task, count, bench.shape)
                     for task in range(WRITERS)
                 )
             )
 
-        for name in names:
+        tables = [BARE, "adbc", *database.sinks]
+        for name in tables:
             bench.make_table(name)
-        sinks = {
-            name: PostgresSink(bench.server.dsn, name, strategy=name.split("_")[0]) for name in names[1:]
-        }
+        sinks = {name: database.make_sink(name, **options) for name, options in database.sinks.items()}
         for name, sink in sinks.items():
             await sink.open(f"{name} {bench.title}")
         for number in range(rounds + WARMUP_ROUNDS):
             if number == WARMUP_ROUNDS:
                 bench.samples.clear()
-            for name in names:
-                bench.server.query(f"TRUNCATE {name}")
-            bench.server.query("CHECKPOINT")
-            await bench.bare_copy()
-            await bench.epoch(sinks["direct"], "direct", bench.write)
-            await bench.epoch(sinks["staged"], "staged", bench.write)
-            await bench.epoch(sinks["staged_2"], "staged_2", write_in_processes)
+            for name in tables:
+                database.server.query(f"TRUNCATE TABLE {name}")
+            database.settle()
+            await bench.bare_load()
+            if isinstance(database, Postgres):
+                bench.adbc_ingest()
+            for name, sink in sinks.items():
+                await bench.epoch(sink, name, write_in_processes if name == "staged_2" else bench.write)
             for name in ("direct", "staged"):
                 await bench.abort(sinks[name], name)
         for name, sink in sinks.items():
-            count = bench.server.query(f"SELECT count(*) FROM {name}")
+            count = database.server.query(f"SELECT count(*) FROM {name}")
             assert count == [(bench.events.num_rows,)], (name, count)
             await sink.close()
 
 
-async def measure_executemany(bench: Bench) -> None:
-    bench.make_table("executemany")
-    await bench.executemany()
-
-
 def show(bench: Bench) -> None:
     count = bench.events.num_rows
-    print(f"\n{bench.title}: {count:,} events of {bench.events.nbytes // count} bytes an epoch (medians)\n")
-    print(" " * 12 + "events/s".rjust(10) + "of COPY".rjust(9) + "epoch ms".rjust(10), end="")
-    print("begin ms".rjust(11) + "commit ms".rjust(11) + "abort ms".rjust(11))
-    bare_s = bench.median("bare_copy")
-    for name in ("bare_copy", "direct", "staged", "staged_2", "executemany"):
+    size_bytes = bench.events.nbytes // count
+    print(f"\n{bench.database.name}, {bench.title}: {count:,} events of {size_bytes} bytes an epoch\n")
+    print("| | events/s | of the bare load | epoch, ms | begin, ms | commit, ms | abort, ms |")
+    print("|---|---|---|---|---|---|---|")
+    bare_s = bench.median(BARE)
+    for name in (BARE, "adbc", *bench.database.sinks, "executemany"):
         if name not in bench.samples:
             continue
         epoch_s = bench.median(name)
-        cells = [
-            f"{name:12}",
-            f"{count / epoch_s:10,.0f}",
-            f"{bare_s / epoch_s:9.2f}",
-            f"{epoch_s * 1e3:10.1f}",
-        ]
+        ratio = statistics.median(map(lambda bare, own: bare / own, bench.samples[BARE], bench.samples[name]))
+        cells = [name, f"{count / epoch_s:,.0f}", f"{ratio:.2f}", f"{epoch_s * 1e3:.1f}"]
         for what in ("begin", "commit", "abort"):
             key = f"{name} {what}"
-            cells.append(f"{bench.median(key) * 1e3:11.2f}" if key in bench.samples else "-".rjust(11))
-        print("".join(cells))
+            cells.append(f"{bench.median(key) * 1e3:.2f}" if key in bench.samples else "")
+        print(f"| {' | '.join(cells)} |")
     added_ms = (bench.median("direct") - bare_s) * 1e3
-    print(f"\nexactly-once costs {added_ms:.1f} ms an epoch (direct, against the bare COPY)")
+    print(f"\nexactly-once costs {added_ms:.1f} ms an epoch (direct, against the bare load)")
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+async def measure_memory(name: str, address: str) -> float:
+    """Bytes for each event that a writer holds, the event's own included, at the peak of an epoch.
+
+    For a process of its own: memory that was used before and given back does not count. The events are made
+    of numpy's arrays, which leave none.
+    """
+    kind = PostgresSink if name == Postgres.name else MySQLSink
+    async with kind(address, "memory", settings=SinkSettings(max_buffered=EVENTS)) as sink:
+        await sink.open("memory")
+        for epoch, count in enumerate((EVENTS // 100, EVENTS)):
+            before = forget_peak()
+            plan = await sink.begin(epoch)
+            assert plan is not None
+            writer = plan.writer(0)
+            for batch in wide_events(count).to_batches(max_chunksize=ROWS_A_BATCH):
+                await writer.write(batch)
+            await sink.commit(epoch, [await writer.finish()])
+    return (peak() - before) / EVENTS
+
+
+def measure_memory_elsewhere(database: Database) -> float:
+    command = [sys.executable, __file__, "--memory", database.name, database.address]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+async def run(database: Database, shapes: list[str], rounds: int) -> None:
+    for shape in shapes:
+        bench = Bench(database, shape, EVENTS, shape)
+        await measure(bench, rounds)
+        if shape == "narrow":
+            bench.make_table("executemany")
+            await bench.row_by_row()
+        show(bench)
+    small = Bench(database, "small epochs", SMALL_EVENTS, "narrow")
+    await measure(small, rounds * 3)
+    show(small)
+    wide = Bench(database, "memory", EVENTS, "wide")
+    wide.make_table("memory")
+    used_bytes = measure_memory_elsewhere(database)
+    print(f"\na buffered event of {wide.events.nbytes // EVENTS} bytes takes {used_bytes:.0f} bytes in all")
+
+
+DATABASES: Final = {"postgres": Postgres, "mariadb": MariaDB}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shape", choices=("narrow", "wide", "both"), default="both")
+    parser.add_argument("--shape", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument("--database", nargs="+", choices=tuple(DATABASES), default=list(DATABASES))
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    binaries = find_binaries()
-    assert binaries is not None, "PostgreSQL is not installed"
-    server = PostgresServer(binaries)
-    try:
-        server.start()
-        for shape, make in (("narrow", narrow_events), ("wide", wide_events)):
-            if options.shape not in (shape, "both"):
-                continue
-            bench = Bench(server, shape, EVENTS, make)
-            await measure(bench, options.rounds)
-            if shape == "narrow":
-                await measure_executemany(bench)
-            show(bench)
-        small = Bench(server, "small epochs", SMALL_EVENTS, narrow_events)
-        await measure(small, options.rounds * 3)
-        show(small)
-        table = narrow_events(EVENTS)
-        print(f"\na buffered event takes {table.nbytes / EVENTS:.0f} bytes")
-    finally:
-        server.close()
+    if options.memory is not None:
+        print(asyncio.run(measure_memory(*options.memory)))
+        return
+    for name in options.database:
+        database = DATABASES[name]()
+        try:
+            asyncio.run(run(database, options.shape, options.rounds))
+        finally:
+            database.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()
