@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import SEMEL, BrokerProcess
 from click.testing import CliRunner
 from kafka_process import KafkaProcess
-from subscription_cases import QUICK, eventually, fill, quick, records, values
+from subscription_cases import QUICK, entry_of, eventually, fill, quick, records, values
 from transaction_cases import make_topic
 
 from semel.cli import stages as stages_command
@@ -107,6 +109,32 @@ async def test_stages_make_a_pipeline(
     assert copied == expected
     assert await values(cluster, f"{topic}-copies") == sorted(b"copy of " + value for value in expected)
     assert {record.key for record in await records(cluster, f"{topic}-out")} <= {b"k0", b"k1", b"k2"}
+
+
+async def test_the_command_runs_stages_and_stops_cleanly_when_told(
+    bootstrap: str, cluster: Cluster, topic: str
+) -> None:
+    for name in ("mid", "out", "copies"):
+        await make_topic(cluster, f"{topic}-{name}")
+    await fill(cluster, f"{topic}-in", 4)
+    process = await asyncio.create_subprocess_exec(
+        *(SEMEL, "stages", "run", "stages_module", "--only", "double", "--bootstrap", bootstrap),
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TEST_PREFIX": topic},
+    )
+    try:
+        async with asyncio.timeout(60):
+            while len(await values(cluster, f"{topic}-mid")) < 4:  # noqa: ASYNC110 - of another process
+                await asyncio.sleep(0.05)
+            process.terminate()
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    entry = await entry_of(cluster, f"{topic}-double", f"{topic}-in")
+    assert entry is not None
+    assert (entry.offset, entry.is_released) == (4, True)
 
 
 def test_two_stages_of_one_group_are_refused() -> None:

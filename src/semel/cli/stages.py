@@ -1,6 +1,8 @@
 """`semel stages`: run the stages of a Python module."""
 
 import asyncio
+import logging
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +24,10 @@ def command() -> None:
 @click.option("--only", "names", multiple=True, metavar="STAGE", help="Only these stages. May be repeated.")
 @bootstrap_option
 def run(module_name: str, names: tuple[str, ...], bootstrap: str) -> None:
-    """Run the stages of MODULE, a module as `import` finds it here, until interrupted."""
+    """Run the stages of MODULE, as `import` finds it here, until told to stop (SIGTERM, or Ctrl-C)."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     stages = _load(module_name)
     if names:
         unknown = sorted(set(names) - {each.name for each in stages})
@@ -32,7 +37,16 @@ def run(module_name: str, names: tuple[str, ...], bootstrap: str) -> None:
     for each in stages:
         target = f" -> {each.to}" if each.to else ""
         click.echo(f"{each.name}: {', '.join(each.topics)}{target} (group {each.group})", err=True)
-    asyncio.run(run_stages(bootstrap, stages))
+    asyncio.run(_run_until_told(bootstrap, stages))
+
+
+async def _run_until_told(bootstrap: str, stages: list[Stage]) -> None:
+    """Stops cleanly: a process that is just gone is taken for one that a record has killed."""
+    running = asyncio.create_task(run_stages(bootstrap, stages))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    await asyncio.wait([running])
+    if not running.cancelled():
+        running.result()
 
 
 def _load(module_name: str) -> list[Stage]:

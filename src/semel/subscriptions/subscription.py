@@ -382,7 +382,7 @@ class Subscription:
     def _say_if_idle(self) -> None:
         if not self._assigned and not self._waits_loudly:
             self._waits_loudly = True
-            log.info(
+            log.warning(
                 "this subscriber of group %r waits: every partition of %s has an owner",
                 self.group_id,
                 ", ".join(sorted(self.topics)),
