@@ -791,6 +791,25 @@ async def test_bad_rows_are_kept_aside_in_the_same_transaction(mariadb: MariaDBS
     assert all("column 'value' at row 1" in reason for *_, reason in letters), letters
 
 
+async def test_a_null_where_none_may_be_is_a_bad_row(table: MariaDBServer) -> None:
+    table.query("ALTER TABLE kept ADD needed int NOT NULL")
+    given: list[Row] = [
+        {"id": number, "value": "v", "needed": None if number == 2 else number} for number in range(4)
+    ]
+    settings = SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)
+    async with opened(table, strategy="staged", settings=settings) as sink:
+        await run_epoch(sink, 0, given)
+    assert ids(table) == [0, 1, 3]
+    ((row, reason),) = table.query("SELECT row_text, reason FROM semel_dead_letters")
+    assert json.loads(row)["id"] == 2
+    assert "needed" in reason
+    # A deletion need not name more than its key.
+    deletions = {"mode": "upsert", "keys": ["id"], "change_column": "op"}
+    async with opened(table, "t", strategy="staged", settings=settings, **deletions) as sink:
+        await run_epoch(sink, 0, [{"id": 0, "value": None, "needed": None, "op": "delete"}])
+    assert ids(table) == [1, 3]
+
+
 def test_dead_letters_need_the_staged_strategy() -> None:
     with pytest.raises(ConfigError, match="needs strategy 'staged'"):
         MySQLSink("mysql://h/d", "kept", settings=SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER))

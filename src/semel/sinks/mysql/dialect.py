@@ -154,10 +154,11 @@ class MySQLDialect(Dialect):
             parts.append(f"PRIMARY KEY ({self._listed(keys)})")
         return f"CREATE TABLE IF NOT EXISTS {self.quote_table(table)} ({', '.join(parts)}) ENGINE=InnoDB"
 
-    def create_stage(self, stage: TableName, columns: Sequence[Column]) -> str:
+    def create_stage(self, stage: TableName, columns: Sequence[Column], *, refuses_nulls: bool) -> str:
         writer = f"varchar({MAX_STAMP_CHARACTERS}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.quote_table(stage)} ({self._typed(columns)}, "
+            f"CREATE TABLE IF NOT EXISTS {self.quote_table(stage)} "
+            f"({self._typed(columns, refuses_nulls=refuses_nulls)}, "
             f"{self.quote(WRITER_COLUMN)} {writer}) ENGINE=InnoDB"
         )
 
@@ -237,9 +238,11 @@ class MySQLDialect(Dialect):
     def _listed(self, names: Sequence[str]) -> str:
         return ", ".join(self.quote(name) for name in names)
 
-    def _typed(self, columns: Sequence[Column]) -> str:
+    def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(
-            f"{self.quote(column.name)} {column.type_name.replace('%', '%%')} NULL" for column in columns
+            f"{self.quote(column.name)} {column.type_name.replace('%', '%%')} "
+            f"{'NOT NULL' if refuses_nulls and not column.is_nullable else 'NULL'}"
+            for column in columns
         )
 
 

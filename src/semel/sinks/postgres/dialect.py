@@ -117,10 +117,11 @@ class PostgresDialect(Dialect):
             parts.append(f"PRIMARY KEY ({self._listed(keys)})")
         return f"CREATE TABLE IF NOT EXISTS {self.quote_table(table)} ({', '.join(parts)})"
 
-    def create_stage(self, stage: TableName, columns: Sequence[Column]) -> str:
+    def create_stage(self, stage: TableName, columns: Sequence[Column], *, refuses_nulls: bool) -> str:
         # Not logged: it is as fast as a table can be, and what it costs is checked by the count of rows.
         return (
-            f"CREATE UNLOGGED TABLE IF NOT EXISTS {self.quote_table(stage)} ({self._typed(columns)}, "
+            f"CREATE UNLOGGED TABLE IF NOT EXISTS {self.quote_table(stage)} "
+            f"({self._typed(columns, refuses_nulls=refuses_nulls)}, "
             f'{self.quote(WRITER_COLUMN)} text COLLATE "C") WITH (autovacuum_enabled = false)'
         )
 
@@ -197,5 +198,9 @@ class PostgresDialect(Dialect):
     def _listed(self, names: Sequence[str]) -> str:
         return ", ".join(self.quote(name) for name in names)
 
-    def _typed(self, columns: Sequence[Column]) -> str:
-        return ", ".join(f"{self.quote(column.name)} {column.type_name}" for column in columns)
+    def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
+        return ", ".join(
+            f"{self.quote(column.name)} {column.type_name}"
+            f"{' NOT NULL' if refuses_nulls and not column.is_nullable else ''}"
+            for column in columns
+        )

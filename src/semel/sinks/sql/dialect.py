@@ -120,10 +120,11 @@ class Dialect(ABC):
         """The statement that makes the target table, if it is not there, with `keys` as its primary key."""
 
     @abstractmethod
-    def create_stage(self, stage: TableName, columns: Sequence[Column]) -> str:
+    def create_stage(self, stage: TableName, columns: Sequence[Column], *, refuses_nulls: bool) -> str:
         """The statement that makes a staging table, if it is not there: the columns and WRITER_COLUMN.
 
-        All columns may be null. WRITER_COLUMN is text of MAX_STAMP_CHARACTERS, compared byte by byte.
+        All columns may be null, or with `refuses_nulls` those that say so. WRITER_COLUMN is text of
+        MAX_STAMP_CHARACTERS, compared byte by byte.
         """
 
     @abstractmethod

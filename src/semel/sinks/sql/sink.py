@@ -224,14 +224,16 @@ class SqlSink(TransactionalSink):
             if layout.merges:
                 await session.execute(self._dialect.create_merge_table(layout))
         else:
-            source = self._stage = TableName(None, f"{prefix}{_digest(layout)}")
+            # Where bad rows are kept aside, the stage is to find them; else the table's triggers come first.
+            refuses_nulls = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
+            source = self._stage = TableName(None, f"{prefix}{_digest(layout, refuses_nulls)}")
             self._dead_stage = TableName(None, f"{prefix}dead")
             for old in await self._dialect.stages(session, prefix):
                 if old.name not in (self._stage.name, self._dead_stage.name):
                     await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
             letters = dead_letter_columns(self._dialect)
             for stage, columns in ((self._stage, layout.staged), (self._dead_stage, letters)):
-                statement = self._dialect.create_stage(stage, columns)
+                statement = self._dialect.create_stage(stage, columns, refuses_nulls=refuses_nulls)
                 await make_table(self._dialect, session, stage, statement)
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
@@ -572,5 +574,5 @@ def _check_count(moved: int, promised: int, where: TableName) -> None:
         )
 
 
-def _digest(layout: Layout) -> str:
-    return hashlib.sha256(repr(layout.staged).encode()).hexdigest()[:8]
+def _digest(layout: Layout, refuses_nulls: bool) -> str:
+    return hashlib.sha256(repr((layout.staged, refuses_nulls)).encode()).hexdigest()[:8]
