@@ -22,6 +22,7 @@ from semel.wire.batch import (
 )
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -47,6 +48,8 @@ _SHOWN_CHARACTERS = 100
 """Of a client id, in the log."""
 MAX_OPENED_BYTES = 32 * 1024 * 1024
 """A batch for a compacted topic may not be larger than this when decompressed: it is opened on the loop."""
+MAX_NAMED_RECORDS = 10_000
+"""With more bad records than these in a batch, all of it is said to be bad."""
 
 
 def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -> Decision:
@@ -82,6 +85,7 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
                         index=part.index,
                         error_code=refused.code,
                         base_offset=-1,
+                        record_errors=[BatchIndexAndErrorMessage(place) for place in refused.bad_records],
                         error_message=refused.reason,
                     )
                 )
@@ -192,13 +196,19 @@ def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:
 
 
 def _check_keys(batch: memoryview) -> None:
-    """Compaction goes by key, so every record must have one. This is the only produce that opens a batch."""
+    """Compaction goes by key, so every record must have one. This is the only produce that opens a batch.
+
+    The client is told which ones have none (KIP-467), so that it can send the others again.
+    """
     try:
-        keyed = all(record.key is not None for record in scan_records(batch, MAX_OPENED_BYTES))
+        scanned = enumerate(scan_records(batch, MAX_OPENED_BYTES))
+        keyless = [place for place, record in scanned if record.key is None]
     except InvalidBatch as invalid:
         raise Refused(invalid.code, str(invalid)) from None
-    if not keyed:
-        raise Refused(ErrorCode.INVALID_RECORD, "a compacted topic cannot accept a record without a key")
+    if keyless:
+        reason = "a compacted topic cannot accept a record without a key"
+        named = keyless if len(keyless) <= MAX_NAMED_RECORDS else ()
+        raise Refused(ErrorCode.INVALID_RECORD, reason, named)
 
 
 def _why(error: ErrorCode, partition: Partition, header: BatchHeader) -> str:

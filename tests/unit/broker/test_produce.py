@@ -2,9 +2,10 @@
 
 from broker_cases import NOW_MS, apply, batch, caller, new_broker, now, request, send, with_topic
 
-from semel.broker.produce import produce
+from semel.broker.produce import MAX_NAMED_RECORDS, produce
 from semel.wire.batch import read_header
 from semel.wire.errors import ErrorCode
+from semel.wire.records import Record, build_batch
 
 
 def test_batches_get_offsets_in_the_order_of_their_requests() -> None:
@@ -79,6 +80,21 @@ def test_a_compacted_topic_needs_keys() -> None:
     broker = with_topic(new_broker(), cleanup_policy="compact")
     assert send(broker, request(batch(1, key=None)))[0].error_code == ErrorCode.INVALID_RECORD
     assert send(broker, request(batch(1, key=b"k")))[0].error_code == 0
+
+
+def test_records_without_a_key_are_named_and_the_others_are_not() -> None:
+    broker = with_topic(new_broker(), cleanup_policy="compact")
+    keys = (b"a", None, b"c", None)
+    mixed = build_batch([Record(key, b"v", NOW_MS) for key in keys])
+    (refused,) = send(broker, request(mixed))
+    assert [error.batch_index for error in refused.record_errors] == [1, 3]
+
+
+def test_a_batch_of_very_many_bad_records_is_bad_as_a_whole() -> None:
+    broker = with_topic(new_broker(), cleanup_policy="compact")
+    many = build_batch([Record(None, None, NOW_MS)] * (MAX_NAMED_RECORDS + 1))
+    (refused,) = send(broker, request(many))
+    assert (refused.error_code, refused.record_errors) == (ErrorCode.INVALID_RECORD, [])
 
 
 def test_append_time_is_the_brokers() -> None:
