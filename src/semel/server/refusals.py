@@ -51,12 +51,23 @@ from semel.wire.messages.delete_records import (
 )
 from semel.wire.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest, DeleteTopicsResponse
 from semel.wire.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+from semel.wire.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
 from semel.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
+from semel.wire.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
 from semel.wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from semel.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from semel.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from semel.wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from semel.wire.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from semel.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -111,6 +122,25 @@ def refuse_produce(request: ProduceRequest, why: str = WHY) -> ProduceResponse |
     )
 
 
+def _find_coordinator(request: FindCoordinatorRequest) -> Message:
+    return FindCoordinatorResponse(
+        error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        error_message=WHY,
+        node_id=-1,
+        port=-1,
+        coordinators=[
+            Coordinator(
+                key=key,
+                node_id=-1,
+                port=-1,
+                error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                error_message=WHY,
+            )
+            for key in request.coordinator_keys
+        ],
+    )
+
+
 def _init_producer_id(request: InitProducerIdRequest) -> Message:
     return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_epoch=-1)
 
@@ -147,6 +177,19 @@ def _add_offsets_to_txn(request: AddOffsetsToTxnRequest) -> Message:
 
 def _end_txn(request: EndTxnRequest) -> Message:
     return EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _describe_transactions(request: DescribeTransactionsRequest) -> Message:
+    return DescribeTransactionsResponse(
+        transaction_states=[
+            TransactionState(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, transactional_id=name)
+            for name in request.transactional_ids
+        ]
+    )
+
+
+def _list_transactions(request: ListTransactionsRequest) -> Message:
+    return ListTransactionsResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 def _txn_offset_commit(request: TxnOffsetCommitRequest) -> Message:
@@ -327,11 +370,14 @@ def _alter_client_quotas(request: AlterClientQuotasRequest) -> Message:
 
 _REFUSALS: Final[dict[int, Callable[..., Message | None]]] = {
     ApiKey.PRODUCE: refuse_produce,
+    ApiKey.FIND_COORDINATOR: _find_coordinator,
     ApiKey.INIT_PRODUCER_ID: _init_producer_id,
     ApiKey.ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
     ApiKey.ADD_OFFSETS_TO_TXN: _add_offsets_to_txn,
     ApiKey.END_TXN: _end_txn,
     ApiKey.TXN_OFFSET_COMMIT: _txn_offset_commit,
+    ApiKey.DESCRIBE_TRANSACTIONS: _describe_transactions,
+    ApiKey.LIST_TRANSACTIONS: _list_transactions,
     ApiKey.CREATE_TOPICS: _create_topics,
     ApiKey.DELETE_TOPICS: _delete_topics,
     ApiKey.CREATE_PARTITIONS: _create_partitions,
