@@ -158,9 +158,8 @@ def _kind(item: ConfigDefinition) -> str:
     if item.kind == ConfigType.BOOLEAN:
         return "true or false"
     if item.choices:
-        # What is listed for clients and then refused is no choice.
-        allowed = [choice for choice in item.choices if item.refused is None or item.refused(choice) is None]
-        return (" and/or " if item.kind == ConfigType.LIST else " or ").join(f"`{each}`" for each in allowed)
+        joint = " and/or " if item.kind == ConfigType.LIST else " or "
+        return joint.join(f"`{choice}`" for choice in item.choices)
     bounds = []
     if item.minimum is not None:
         bounds.append(f"from {_number(item.minimum)}")

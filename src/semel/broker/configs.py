@@ -7,13 +7,14 @@ that Kafka gives the default (`log.retention.ms` for `retention.ms`), and last f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from semel.errors import ConfigError
 from semel.log.settings import LogSettings
+from semel.wire.compression import Codec
 
 INT_MAX: Final = 2**31 - 1
 LONG_MAX: Final = 2**63 - 1
@@ -42,7 +43,6 @@ class ConfigDefinition:
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    refused: Callable[[str], str | None] | None = None
 
     def check(self, value: str) -> None:
         """Raise ConfigError, saying why, if `value` cannot be the value of this setting."""
@@ -53,17 +53,11 @@ class ConfigDefinition:
     def _why_not(self, value: str) -> str | None:
         match self.kind:
             case ConfigType.BOOLEAN:
-                if value.lower() not in ("true", "false"):
-                    return "it must be true or false"
+                return None if value.lower() in ("true", "false") else "it must be true or false"
             case ConfigType.INT | ConfigType.LONG | ConfigType.DOUBLE:
-                reason = self._why_not_number(value)
-                if reason is not None:
-                    return reason
+                return self._why_not_number(value)
             case ConfigType.STRING | ConfigType.LIST:
-                reason = self._why_not_choice(value)
-                if reason is not None:
-                    return reason
-        return None if self.refused is None else self.refused(value)
+                return self._why_not_choice(value)
 
     def _why_not_number(self, value: str) -> str | None:
         try:
@@ -90,12 +84,6 @@ class ConfigDefinition:
         return f"it must be one of {', '.join(self.choices)}"
 
 
-def _only_producer(value: str) -> str | None:
-    if value == "producer":
-        return None
-    return "batches are kept as the producer compressed them; set compression.type on the producer instead"
-
-
 _B, _S, _I, _L, _D, _W = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
@@ -105,6 +93,15 @@ _B, _S, _I, _L, _D, _W = (
     ConfigType.LIST,
 )
 
+AS_PRODUCED: Final = "producer"
+CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
 _TOPIC_CONFIGS: Final = (
     ConfigDefinition(
         "cleanup.policy", _W, "delete", "log.cleanup.policy",
@@ -112,8 +109,8 @@ _TOPIC_CONFIGS: Final = (
     ),
     ConfigDefinition(
         "compression.type", _S, "producer", "compression.type",
-        "only producer: batches stay as they came",
-        choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"), refused=_only_producer,
+        "how batches are kept; producer: as they came, which costs the broker nothing",
+        choices=(AS_PRODUCED, *CODECS),
     ),
     ConfigDefinition(
         "delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms",
@@ -220,6 +217,8 @@ class TopicSettings:
     """A topic's settings with every default filled in, ready for use on the hot path."""
 
     compacted: bool
+    codec: Codec | None
+    """How batches are kept; None: as they came."""
     max_message_bytes: int
     timestamp_after_max_ms: int
     timestamp_before_max_ms: int
@@ -239,6 +238,7 @@ class TopicSettings:
         policies = frozenset(word.strip() for word in value("cleanup.policy").split(","))
         return cls(
             compacted="compact" in policies,
+            codec=CODECS.get(value("compression.type")),
             max_message_bytes=int(value("max.message.bytes")),
             timestamp_after_max_ms=int(value("message.timestamp.after.max.ms")),
             timestamp_before_max_ms=int(value("message.timestamp.before.max.ms")),

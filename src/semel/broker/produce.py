@@ -1,7 +1,8 @@
 """Produce (0): judge each batch, give it its place, and answer with its offset.
 
-A batch is never re-encoded. It is refused on its own: the other partitions of the request go on. One batch a
-partition a request, as every client since message format v2 sends it.
+A batch is not re-encoded, unless its topic asks for another codec than the producer's. It is refused on its
+own: the other partitions of the request go on. One batch a partition a request, as every client since message
+format v2 sends it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from semel.wire.messages.produce import (
     TopicProduceResponse,
 )
 from semel.wire.primitives import RecordsField
-from semel.wire.records import scan_records
+from semel.wire.records import recompress_batch, scan_records
 
 _ACKS = (-1, 0, 1)
 _BY_ID = 13
@@ -47,7 +48,7 @@ _BAD_INPUT = frozenset(
 _SHOWN_CHARACTERS = 100
 """Of a client id, in the log."""
 MAX_OPENED_BYTES = 32 * 1024 * 1024
-"""A batch for a compacted topic may not be larger than this when decompressed: it is opened on the loop."""
+"""A batch for a topic with compaction or a codec may not decompress to more: it is opened on the loop."""
 MAX_NAMED_RECORDS = 10_000
 """With more bad records than these in a batch, all of it is said to be bad."""
 
@@ -135,6 +136,10 @@ def _append(
         if error is not None:
             raise Refused(error, _why(error, partition, header))
         joined = writer.join(partition, header, transaction)
+    codec = partition.topic.settings.codec
+    if codec is not None and codec != header.codec:
+        batch = _recompress(partition.topic, batch, header, codec)
+        header = read_header(batch)
     append_time_ms = -1
     if partition.topic.settings.append_time:
         append_time_ms = now_ms
@@ -167,16 +172,30 @@ def _judge(topic: Topic, batch: memoryview, now_ms: int) -> BatchHeader:
         header = check_batch(batch)
     except InvalidBatch as invalid:
         raise Refused(invalid.code, str(invalid)) from None
-    if header.size > settings.max_message_bytes:
-        raise Refused(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch has {header.size} bytes, above max.message.bytes of {settings.max_message_bytes}",
-        )
+    _check_size(topic, header.size)
     if not settings.append_time:
         _check_times(topic, header, now_ms)
     if settings.compacted:
         _check_keys(batch)
     return header
+
+
+def _check_size(topic: Topic, size: int) -> None:
+    limit = topic.settings.max_message_bytes
+    if size > limit:
+        raise Refused(
+            ErrorCode.MESSAGE_TOO_LARGE, f"the batch has {size} bytes, above max.message.bytes of {limit}"
+        )
+
+
+def _recompress(topic: Topic, batch: memoryview, header: BatchHeader, codec: int) -> memoryview:
+    """The batch in the codec that the topic asks for: it may have become larger."""
+    try:
+        recompressed = recompress_batch(batch, header, codec, MAX_OPENED_BYTES)
+    except InvalidBatch as invalid:
+        raise Refused(invalid.code, str(invalid)) from None
+    _check_size(topic, len(recompressed))
+    return memoryview(recompressed)
 
 
 def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:
@@ -196,7 +215,7 @@ def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:
 
 
 def _check_keys(batch: memoryview) -> None:
-    """Compaction goes by key, so every record must have one. This is the only produce that opens a batch.
+    """Compaction goes by key, so every record must have one.
 
     The client is told which ones have none (KIP-467), so that it can send the others again.
     """

@@ -252,7 +252,6 @@ _TOPIC_DEFAULTS: Final = tuple(
         minimum=item.minimum,
         maximum=item.maximum,
         choices=item.choices,
-        refused=item.refused,
     )
     for item in TOPIC_CONFIGS.values()
 )

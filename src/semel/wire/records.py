@@ -462,6 +462,14 @@ def rebuild_batch(
     return assemble_batch(rebuilt, body, level)
 
 
+def recompress_batch(batch: Buffer, header: BatchHeader, codec: int, limit_bytes: int) -> bytearray:
+    """The same records under the same header in another codec, if they are within the limit."""
+    body = unpack_body(batch, header, limit_bytes)
+    recompressed = read_header(batch)
+    recompressed.attributes = header.attributes & ~CODEC_MASK | codec
+    return assemble_batch(recompressed, body)
+
+
 def assemble_batch(header: BatchHeader, body: Buffer, level: int | None = None) -> bytearray:
     """Header and records as one batch, compressed as its attributes say, with size and checksum set."""
     packed = compress(header.attributes & CODEC_MASK, body, level)

@@ -1,11 +1,14 @@
 """Claims about Produce: what is accepted, what is refused and why, and where a batch goes."""
 
+import pytest
 from broker_cases import NOW_MS, apply, batch, caller, new_broker, now, request, send, with_topic
 
+from semel.broker.configs import CODECS
 from semel.broker.produce import MAX_NAMED_RECORDS, produce
-from semel.wire.batch import read_header
+from semel.wire.batch import check_batch, read_header, write_crc
+from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
-from semel.wire.records import Record, build_batch
+from semel.wire.records import Record, build_batch, read_records
 
 
 def test_batches_get_offsets_in_the_order_of_their_requests() -> None:
@@ -80,6 +83,34 @@ def test_a_compacted_topic_needs_keys() -> None:
     broker = with_topic(new_broker(), cleanup_policy="compact")
     assert send(broker, request(batch(1, key=None)))[0].error_code == ErrorCode.INVALID_RECORD
     assert send(broker, request(batch(1, key=b"k")))[0].error_code == 0
+
+
+@pytest.mark.parametrize("sent", Codec)
+@pytest.mark.parametrize(("kept", "codec"), CODECS.items())
+def test_a_topic_keeps_batches_in_the_codec_that_it_asks_for(sent: Codec, kept: str, codec: Codec) -> None:
+    broker = with_topic(new_broker(), compression_type=kept)
+    records = [Record(b"k%d" % n, b"value" * n, NOW_MS + n, (("h", b"x"),)) for n in range(50)]
+    original = build_batch(records, codec=sent, producer_id=7, producer_epoch=1, base_sequence=0)
+    decision = produce(broker, request(original), caller(9), now())
+    (entry,) = decision.entries
+    assert check_batch(entry.batch).codec == codec  # type: ignore[union-attr]
+    assert read_records(entry.batch) == read_records(original)  # type: ignore[union-attr]
+    apply(broker, decision)
+    assert produce(broker, request(original), caller(9), now()).entries == [], "the second one is a duplicate"
+
+
+def test_a_batch_that_grows_beyond_the_limit_when_it_is_recompressed_is_refused() -> None:
+    broker = with_topic(new_broker(), compression_type="uncompressed", max_message_bytes="1000")
+    small = build_batch([Record(None, bytes(5_000), NOW_MS)], codec=Codec.GZIP)
+    assert send(broker, request(small))[0].error_code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_body_that_is_no_gzip_is_refused_where_it_must_be_opened() -> None:
+    broker = with_topic(new_broker(), compression_type="zstd")
+    claimed = batch(3)
+    claimed[22] |= Codec.GZIP
+    write_crc(claimed)
+    assert send(broker, request(claimed))[0].error_code == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_records_without_a_key_are_named_and_the_others_are_not() -> None:

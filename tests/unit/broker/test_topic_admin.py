@@ -72,7 +72,7 @@ def test_the_longest_and_the_oddest_legal_names_are_taken() -> None:
         (wanted("t", retention_ms="soon"), ErrorCode.INVALID_CONFIG),
         (wanted("t", retention_ms="-2"), ErrorCode.INVALID_CONFIG),
         (wanted("t", cleanup_policy="compact,burn"), ErrorCode.INVALID_CONFIG),
-        (wanted("t", compression_type="gzip"), ErrorCode.INVALID_CONFIG),
+        (wanted("t", compression_type="brotli"), ErrorCode.INVALID_CONFIG),
         (wanted("t", min_cleanable_dirty_ratio="nan"), ErrorCode.INVALID_CONFIG),
         (wanted("t", -1, factor=-1), 0),
         (wanted("t", cleanup_policy="compact,delete", min_insync_replicas="2"), 0),
