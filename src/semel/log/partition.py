@@ -151,12 +151,14 @@ class PartitionLog:
         while len(self.epochs) > 1 and self.epochs[1].start_offset <= self.log_start_offset:
             del self.epochs[0]
 
-    def idle_producers(self, limit_ms: int) -> list[int]:
-        """The producers without an open transaction whose last batch is older than `limit_ms`."""
+    def idle_producers(self, limit_ms: int, offset: int) -> list[int]:
+        """Those without an open transaction whose last batch is older than `limit_ms` and below `offset`."""
         return [
             producer.producer_id
             for producer in self.producers.values()
-            if producer.last_timestamp_ms < limit_ms and producer.producer_id not in self.open_transactions
+            if producer.last_timestamp_ms < limit_ms
+            and (not producer.batches or producer.batches[-1].base_offset < offset)
+            and producer.producer_id not in self.open_transactions
         ]
 
     def forget_producers(self, producer_ids: Iterable[int]) -> None:

@@ -13,6 +13,7 @@ from semel.broker.transactions.timeouts import forget_idle
 from semel.errors import StorageError
 from semel.log.settings import UNLIMITED
 from semel.server.checkpoint import InWorker
+from semel.server.idle_producers import IdleProducers
 from semel.server.life import Life
 from semel.storage.partition import PartitionStore
 
@@ -36,7 +37,7 @@ class Upkeep:
         settings = node.settings
         self._retention_every_ms = settings.integer("log.retention.check.interval.ms")
         self._compaction_every_ms = settings.integer("log.cleaner.backoff.ms")
-        self._producer_limit_ms = settings.integer("producer.id.expiration.ms")
+        self._idle_producers = IdleProducers(settings.integer("producer.id.expiration.ms"))
         self._idle_limit_ms = settings.integer("connections.max.idle.ms")
 
     async def run(self) -> None:
@@ -65,6 +66,7 @@ class Upkeep:
             self._forget_producers(partition)
             if count % PARTITIONS_PER_TURN == 0:
                 await asyncio.sleep(0)
+        self._idle_producers.keep(partitions)
 
     async def _forget_transactional_ids(self) -> None:
         ids = list(self._node.life.broker.transactions.by_id)
@@ -90,7 +92,7 @@ class Upkeep:
         )
 
     def _forget_producers(self, partition: Partition) -> None:
-        idle = partition.log.idle_producers(self._node.clock.wall_ms() - self._producer_limit_ms)
+        idle = self._idle_producers.look(partition, self._node.now())
         if idle:
             entry = ProducersExpired(
                 topic_id=partition.topic.topic_id, index=partition.index, producer_ids=idle
