@@ -7,6 +7,7 @@ import urllib.request
 import semel
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
+from semel.client.transactional_producer import TransactionalProducer
 from semel.server.metrics import Histogram
 from semel.server.metrics_endpoint import MetricsEndpoint
 
@@ -29,6 +30,10 @@ def test_a_running_broker_serves_its_figures_over_http() -> None:
         async def create() -> None:
             async with Cluster(broker.bootstrap) as cluster:
                 await Admin(cluster).create_topic("counted", partitions=1)
+                async with TransactionalProducer(cluster, "counting") as producer:
+                    for _ in range(3):
+                        async with producer.transaction():
+                            await producer.send("counted", b"value")
 
         asyncio.run(create())
         endpoint = broker.server.metrics_endpoint
@@ -37,5 +42,7 @@ def test_a_running_broker_serves_its_figures_over_http() -> None:
             text = response.read().decode()
     assert 'semel_requests_total{api="CreateTopics"} 1' in text
     assert "semel_transactions_active 0" in text
+    assert "semel_transactions_committed_total 3" in text
+    assert "semel_commit_latency_seconds_count 3" in text
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) .+|[a-z_]+(\{[^}]*\})? [-+0-9.einfIN]+", line), line
