@@ -107,6 +107,7 @@ class StepSession(SqlSession):
     async def commit(self) -> None:
         await self._session.commit()
         if self._is_marked:
+            self._is_marked = False  # later ones are not of an epoch
             self._stopper.reach("commit answered")
 
     async def rollback(self) -> None:
