@@ -9,17 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
 from broker_process import BrokerProcess
 from pipeline_cases import ROWS, Pipeline
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 
 from semel.errors import SemelError
-from semel.sinks import PostgresSink
+from semel.sinks import MySQLSink, PostgresSink
 from semel.sinks.sink import TransactionalSink
 from semel.spark import PipelineQuery
 from semel.testing.postgres_server import PostgresServer
 
 sys.path.append(str(Path(__file__).parents[1] / "sinks"))
+from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
 from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
@@ -66,28 +68,33 @@ def test_a_broker_that_is_killed_loses_and_doubles_nothing(
     pipeline.check(ROWS)
 
 
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 def test_a_database_that_is_killed_loses_and_doubles_nothing(
     spark: SparkSession,
     shared_broker: BrokerProcess,
     topic: str,
     tmp_path: Path,
-    postgres: PostgresServer,  # noqa: F811
+    kind: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    server: PostgresServer | MariaDBServer = request.getfixturevalue(kind)
     pipeline = Pipeline(spark, shared_broker.bootstrap, topic, tmp_path)
     pipeline.feed(0, ROWS)
-    postgres.query("CREATE TABLE arrived (id text, content text)")
+    server.query("CREATE TABLE arrived (id varchar(40), content varchar(40))")
 
     def rows() -> DataFrame:
         text = [F.col(name).cast("string").alias(to) for name, to in (("key", "id"), ("value", "content"))]
         return pipeline.read(8).select(*text)
 
     def sink() -> TransactionalSink:
-        return PostgresSink(postgres.dsn, "arrived", strategy="staged")
+        if isinstance(server, PostgresServer):
+            return PostgresSink(server.dsn, "arrived")
+        return MySQLSink(server.url(), "arrived")
 
     def kill() -> None:
-        postgres.kill()
-        postgres.start()
+        server.kill()
+        server.start()
 
     run_through(lambda: pipeline.start(sink(), rows()), kill)
-    found = Counter(postgres.query("SELECT id, content FROM arrived"))
+    found = Counter(server.query("SELECT id, content FROM arrived"))
     assert found == Counter((f"k{i}", f"v{i}") for i in range(ROWS))

@@ -52,7 +52,7 @@ def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(
     assert run.returncode == 0, err
     assert "started again" in err
     assert (tmp_path / "died").exists()
-    assert re.match(r"supervised: epoch \d committed, .* lag 0 ", out)
+    assert re.match(r"supervised: batch \d, epoch \d committed, .* lag 0 ", out)
     assert "1 restarts" in out
     found = Counter(record.value for _, record in committed_records(broker.bootstrap, "out"))
     assert found == Counter(b"v%d" % i for i in range(ROWS))

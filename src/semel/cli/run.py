@@ -95,7 +95,8 @@ class ProgressLine:
 def progress_text(progress: Progress) -> str:
     lag = "" if progress.lag is None else f", lag {progress.lag:,}"
     return (
-        f"{progress.pipeline}: epoch {progress.committed_epoch} committed, {progress.rows:,} rows, "
+        f"{progress.pipeline}: batch {progress.batch}, epoch {progress.committed_epoch} committed, "
+        f"{progress.rows:,} rows, "
         f"{progress.rows_per_s:,.0f} rows/s{lag}"
     )
 

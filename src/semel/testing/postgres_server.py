@@ -81,10 +81,14 @@ class PostgresServer:
         while any(Path(f"/proc/{pid}").exists() for pid in children):
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def processes(self) -> list[int]:
         """The server's children: one a connection, and those that work in the background."""
-        assert self._process is not None
-        pid = self._process.pid
+        pid = self.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def close(self) -> None:
