@@ -25,10 +25,12 @@ SCENARIOS: Final = (
     "records",
     "large",
     "group",
+    "group-848",
     "static",
     "transactions",
     "admin",
     "reset",
+    "policy",
     "partitions",
     "quotas",
 )

@@ -23,7 +23,17 @@ SOURCES: Final = CHECKOUT / "tests" / "js"
 PACKAGES: Final = CHECKOUT / ".deps" / "js"
 INSTALL_TIMEOUT_S: Final = 300
 RUN_TIMEOUT_S: Final = 60
-SCENARIOS: Final = ("codecs", "records", "large", "group", "transactions", "admin", "reset", "partitions")
+SCENARIOS: Final = (
+    "codecs",
+    "records",
+    "large",
+    "group",
+    "transactions",
+    "admin",
+    "reset",
+    "policy",
+    "partitions",
+)
 
 
 @cache

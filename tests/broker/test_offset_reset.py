@@ -12,6 +12,8 @@ from aiokafka import TopicPartition as AioTopicPartition
 from aiokafka.errors import NoOffsetForPartitionError as AioNoOffset
 from aiokafka.errors import OffsetOutOfRangeError as AioOutOfRange
 from client_confluent import Confluent
+from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import TopicPartition as ConfluentPartition
 from interop_cases import BASE_MS, FETCH_WAIT_MS, TIMEOUT_S, Record
 from kafka import KafkaConsumer, OffsetAndMetadata, TopicPartition
 from kafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -222,6 +224,61 @@ def test_without_a_policy_the_application_is_told(
     with pytest.raises(reader.refusals):
         reader.read()
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("reset", "committed", "first"),
+    [
+        ("earliest", None, START),
+        ("latest", None, COUNT),
+        ("earliest", START - 1, START),
+        ("latest", START - 1, COUNT),
+        ("earliest", START + 1, START + 1),
+        ("latest", START + 1, START + 1),
+    ],
+)
+def test_librdkafka_begins_where_its_policy_says(
+    reset: str, committed: int | None, first: int, bootstrap: str, topic: str, writer: Confluent
+) -> None:
+    writer.delete_records(topic, 0, START)
+    consumer = open_librdkafka(bootstrap, topic, reset, committed)
+    event = consumer.poll(TIMEOUT_S)
+    assert event is not None and event.offset() == first
+    if first == COUNT:
+        assert event.error().code() == KafkaError._PARTITION_EOF
+        write_one_more(writer, topic)
+        event = consumer.poll(TIMEOUT_S)
+        assert event is not None and event.offset() == COUNT
+    assert event.error() is None
+    consumer.close()
+
+
+@pytest.mark.parametrize("committed", (None, START - 1))
+def test_librdkafka_is_told_where_it_has_no_policy(
+    committed: int | None, bootstrap: str, topic: str, writer: Confluent
+) -> None:
+    writer.delete_records(topic, 0, START)
+    consumer = open_librdkafka(bootstrap, topic, "error", committed)
+    event = consumer.poll(TIMEOUT_S)
+    assert event is not None and event.error().code() == KafkaError._AUTO_OFFSET_RESET
+    consumer.close()
+
+
+def open_librdkafka(bootstrap: str, topic: str, reset: str, committed: int | None) -> Consumer:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"{topic}-group",
+            "auto.offset.reset": reset,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+        }
+    )
+    if committed is not None:
+        consumer.commit(offsets=[ConfluentPartition(topic, 0, committed)], asynchronous=False)
+    consumer.assign([ConfluentPartition(topic, 0)])
+    return consumer
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

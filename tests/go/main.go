@@ -43,10 +43,12 @@ var scenarios = map[string]func(*run){
 	"records":      records,
 	"large":        large,
 	"group":        group,
+	"group-848":    group848,
 	"static":       static,
 	"transactions": transactions,
 	"admin":        admin,
 	"reset":        reset,
+	"policy":       policy,
 	"partitions":   manyPartitions,
 	"quotas":       quotas,
 }
@@ -285,11 +287,16 @@ func shared(members ...*member) bool {
 	return len(seen) == partitions
 }
 
-func group(r *run) {
+func group(r *run) { r.share() }
+
+// group848: the broker assigns (KIP-848).
+func group848(r *run) { r.share(kgo.ServerSideBalancer()) }
+
+func (r *run) share(options ...kgo.Opt) {
 	admin := r.create(partitions, nil)
-	first := r.join()
+	first := r.join(options...)
 	await("one has all", func() bool { return shared(first) })
-	second, third := r.join(), r.join()
+	second, third := r.join(options...), r.join(options...)
 	await("three share", func() bool { return shared(first, second, third) })
 	r.produce(r.client(), numbered(r.name, 600)...)
 	await("all is read", func() bool {
@@ -428,6 +435,55 @@ func reset(r *run) {
 	groups, err := admin.ListGroups(r.ctx)
 	must(err, "list groups")
 	expect(!strings.Contains(strings.Join(groups.Groups(), " "), r.name), "the group is still there")
+}
+
+// policy: where a group begins that has no offset, or one that is gone, or one that holds.
+func policy(r *run) {
+	const count, start = 30, 12
+	admin := r.create(1, nil)
+	r.produce(r.client(), numbered(r.name, count)...)
+	_, err := admin.DeleteRecords(r.ctx, r.at(start))
+	must(err, "delete records")
+	resets := map[string]kgo.Offset{"start": kgo.NewOffset().AtStart(), "end": kgo.NewOffset().AtEnd()}
+	for name, reset := range resets {
+		for _, committed := range []int64{-1, 3, 20} {
+			group := fmt.Sprintf("%s-%s-%d", r.name, name, committed)
+			if committed >= 0 {
+				must(admin.CommitAllOffsets(r.ctx, group, r.at(committed)), "commit")
+			}
+			client := r.client(kgo.ConsumerGroup(group), kgo.ConsumeTopics(r.name), kgo.ConsumeResetOffset(reset))
+			first := r.first(client)
+			client.Close()
+			switch {
+			case committed == 20:
+				expect(first == 20, "%s: it went on at %d, not at 20", group, first)
+			case name == "start":
+				expect(first == start, "%s: it began at %d", group, first)
+			default:
+				expect(first >= count, "%s: it began at %d", group, first)
+			}
+		}
+	}
+}
+
+func (r *run) at(offset int64) kadm.Offsets {
+	offsets := kadm.Offsets{}
+	offsets.AddOffset(r.name, 0, offset, -1)
+	return offsets
+}
+
+// first is the offset of the first record that a client gets. Whoever begins at the end needs new ones.
+func (r *run) first(client *kgo.Client) int64 {
+	for {
+		soon, cancel := context.WithTimeout(r.ctx, 500*time.Millisecond)
+		found := client.PollFetches(soon).Records()
+		cancel()
+		if len(found) > 0 {
+			return found[0].Offset
+		}
+		must(r.ctx.Err(), "first record")
+		r.produce(r.client(), numbered(r.name, 1)...)
+	}
 }
 
 func manyPartitions(r *run) {

@@ -54,8 +54,8 @@ async function producerOf(options = {}) {
   return producer
 }
 
-// A member of a group that reads from the beginning and remembers all it got.
-async function member(groupId, topic) {
+// A member of a group that remembers all it got.
+async function member(groupId, topic, fromBeginning = true) {
   const consumer = kafka.consumer({
     groupId, sessionTimeout: 6_000, heartbeatInterval: 100, rebalanceTimeout: 6_000, maxWaitTimeInMs: 50,
     maxBytesPerPartition: 4_000_000,
@@ -66,7 +66,7 @@ async function member(groupId, topic) {
   })
   await consumer.connect()
   open.push(consumer)
-  await consumer.subscribe({ topic, fromBeginning: true })
+  await consumer.subscribe({ topic, fromBeginning })
   await consumer.run({
     autoCommit: true,
     eachMessage: async ({ partition, message }) => {
@@ -212,6 +212,40 @@ const scenarios = {
     assert.equal((await read(name, 6, name))[0].value.toString(), '4')
     await admin.resetOffsets({ groupId: name, topic: name, earliest: true })
     assert.equal((await read(name, 10, name))[0].value.toString(), '0')
+  },
+
+  // Where a group begins that has no offset, or one that is gone, or one that holds.
+  async policy() {
+    await create(name, 1)
+    const producer = await producerOf()
+    await producer.send({ topic: name, messages: Array.from({ length: 30 }, (_, i) => ({ value: `${i}` })) })
+    assert.equal((await admin.fetchTopicOffsets(name))[0].high, '30')
+    await admin.deleteTopicRecords({ topic: name, partitions: [{ partition: 0, offset: '12' }] })
+    for (const fromBeginning of [true, false]) {
+      for (const committed of [null, 3, 20]) {
+        const groupId = `${name}-${fromBeginning}-${committed}`
+        if (committed !== null) {
+          await admin.setOffsets({ groupId, topic: name, partitions: [{ partition: 0, offset: `${committed}` }] })
+        }
+        const reader = await member(groupId, name, fromBeginning)
+        const deadline = Date.now() + PATIENCE_MS
+        while (reader.messages.length === 0) {
+          assert(Date.now() < deadline, `${groupId} read nothing`)
+          // Whoever begins at the end needs new messages.
+          await producer.send({ topic: name, messages: [{ value: 'new' }] })
+          await sleep(200)
+        }
+        await reader.consumer.disconnect()
+        const first = Number(reader.messages[0].offset)
+        if (committed === 20) {
+          assert.equal(first, 20, groupId)
+        } else if (fromBeginning) {
+          assert.equal(first, 12, groupId)
+        } else {
+          assert(first >= 30, `${groupId} began at ${first}`)
+        }
+      }
+    }
   },
 
   async partitions() {
