@@ -68,8 +68,13 @@ MODULES: Final = (
 """The way of a transaction, from the socket to the journal and back. What inherits from a compiled class must
 be compiled, too; `MessageStruct` alone may be inherited from by others."""
 
-# What the rest of the package and other packages look like is checked elsewhere.
-MYPY_OPTIONS: Final = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
+# The rest of the package is checked elsewhere. What mypy takes for unreachable would silently be left out.
+MYPY_OPTIONS: Final = (
+    "--config-file=",
+    "--ignore-missing-imports",
+    "--follow-imports=silent",
+    "--warn-unreachable",
+)
 OPTIMISE: Final = "1"
 """Of gcc. More takes half as long again to compile, and the time goes to Python's own functions."""
 
@@ -96,7 +101,8 @@ def compile_package(target: Path) -> None:
             target_dir=str(work),
         )
         workers = str(os.cpu_count() or 1)
-        options = ["--quiet", "build_ext", "--inplace", "--build-temp", str(work), "--parallel", workers]
+        options = ["--quiet", "build_ext", "--inplace", "--parallel", workers]
+        options += ["--build-temp", str(work), "--build-lib", str(work / "lib")]
         setup(name="semel", packages=[], ext_modules=extensions, script_args=options)
     finally:
         os.chdir(before)

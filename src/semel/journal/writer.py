@@ -329,7 +329,7 @@ class JournalWriter:
         """Write what is left, claim it, and let go of the file."""
         while self.step():
             pass
-        if self.failure is not None:
+        if self._has_failed():
             return
         try:
             if self.synced < self.written:
@@ -340,11 +340,15 @@ class JournalWriter:
                     self._enqueue_claim()
                 while self.step():
                     pass
-            if self.failure is None:
+            if not self._has_failed():
                 self._head.file.truncate(self._head.offset(self.written))
                 self._head.file.close()
         except BaseException as error:
             self._fail(error)
+
+    def _has_failed(self) -> bool:
+        # By a call: of an attribute mypy, and mypyc with it, would believe what an earlier look has shown.
+        return self.failure is not None
 
     def _fail(self, error: BaseException) -> None:
         with self._mutex:

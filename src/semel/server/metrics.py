@@ -14,7 +14,21 @@ from semel.broker.core import Broker
 from semel.broker.entries import Append, Entry
 from semel.broker.transaction_messages import TransactionEnded, TransactionJoined
 
-LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LATENCY_BOUNDS_S: Final[tuple[float, ...]] = (
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)
 MAX_LABELLED_PARTITIONS: Final = 100
 """The partitions whose readers are furthest behind get a line each, and no more than these."""
 
@@ -155,4 +169,5 @@ def _lag_lines(broker: Broker) -> Iterator[str]:
 def _family(name: str, kind: str, about: str, value: float) -> Iterator[str]:
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} {kind}"
-    yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    # Not by its type: compiled, a whole number that is given as a float is one.
+    yield f"{name} {value:g}" if value % 1 else f"{name} {int(value)}"

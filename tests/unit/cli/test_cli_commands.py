@@ -11,6 +11,7 @@ from fake_broker import FakeBroker
 from semel.cli.consume import parse_start
 from semel.cli.root import SUBCOMMANDS, root
 from semel.client.consumer import BEGINNING, END, Start
+from semel.compilation import is_compiled
 from semel.version import __version__
 from semel.wire.batch import read_header
 from semel.wire.records import Record, build_batch
@@ -72,9 +73,11 @@ def test_the_summaries_of_the_root_are_those_of_the_commands() -> None:
 
 
 def test_version() -> None:
-    assert run(None, "version").stdout == f"semel {__version__}\n"
+    form = " (compiled)" if is_compiled() else ""
+    assert run(None, "version").stdout == f"semel {__version__}{form}\n"
     assert run(None, "--version").stdout == f"semel {__version__}\n"
-    assert json.loads(run(None, "version", "-o", "json").stdout) == {"version": __version__}
+    shown = {"version": __version__, "compiled": is_compiled()}
+    assert json.loads(run(None, "version", "-o", "json").stdout) == shown
 
 
 @pytest.mark.parametrize("path", all_commands(), ids=" ".join)

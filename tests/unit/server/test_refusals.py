@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from message_hints import field_hints
 from semel.server.apis import served_apis
 from semel.server.refusals import can_refuse, refusal
 from semel.wire import messages
@@ -51,19 +52,19 @@ REFUSED = [key for key in REQUESTS if can_refuse(key)]
 def filled(kind: Any) -> Any:
     """A request that names one of everything."""
     made = kind()
-    for name in kind.FIELDS:
+    for name, hint in field_hints(kind).items():
         if isinstance(getattr(made, name), list):
-            setattr(made, name, [element(kind, name)])
-        elif kind.__init__.__annotations__[name].startswith("str"):
+            setattr(made, name, [element(kind, hint)])
+        elif hint.startswith("str"):
             setattr(made, name, "x")
     if isinstance(made, ProduceRequest):
         made.acks = -1  # Without acknowledgements there is nobody to tell.
     return made
 
 
-def element(kind: Any, name: str) -> Any:
+def element(kind: Any, hint: str) -> Any:
     """Something for a list: a struct of the same module if the hint says so, or a name, or a number."""
-    hint = kind.__init__.__annotations__[name].removeprefix("list[").partition("]")[0]
+    hint = hint.removeprefix("list[").partition("]")[0]
     if hint in ("str", "int", "bytes"):
         return {"str": "x", "int": 0, "bytes": bytes(16)}[hint]
     return filled(getattr(import_module(kind.__module__), hint))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import random
 import re
@@ -10,10 +9,9 @@ import sys
 import types
 import typing
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from message_hints import field_hints
 from semel.wire.apis import APIS
 from semel.wire.primitives import ZERO_UUID, MessageStruct, Splices
 
@@ -72,25 +70,9 @@ def encoded(message: Any, version: int) -> bytes:
 
 
 def field_types(message_type: Any) -> dict[str, Any]:
-    """The fields of a generated class and their types, as its constructor states them.
-
-    Read from the source: a compiled constructor says nothing about them.
-    """
-    module = sys.modules[message_type.__module__]
-    hints = _constructor_hints(Path(str(module.__file__)))[message_type.__name__]
-    return {name: eval(hints[name], vars(module)) for name in message_type.FIELDS}
-
-
-@cache
-def _constructor_hints(module: Path) -> dict[str, dict[str, str]]:
-    source = module.with_name(module.name.partition(".")[0] + ".py").read_text()
-    return {
-        found.name: {arg.arg: ast.unparse(arg.annotation) for arg in method.args.args if arg.annotation}
-        for found in ast.parse(source).body
-        if isinstance(found, ast.ClassDef)
-        for method in found.body
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
-    }
+    """The fields of a generated class and their types, as its constructor states them."""
+    names = vars(sys.modules[message_type.__module__])
+    return {name: eval(hint, names) for name, hint in field_hints(message_type).items()}
 
 
 def random_message(message_type: Any, dice: random.Random) -> Any:
