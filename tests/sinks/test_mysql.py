@@ -29,7 +29,7 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.mysql import MySQLDialect, MySQLSink
-from semel.sinks.mysql.session import writer_lock
+from semel.sinks.mysql.session import WRITER_LOCKS, writer_lock
 from semel.sinks.mysql.sink import parse_url
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
@@ -570,8 +570,8 @@ def end_owner(server: MariaDBServer, sink: MySQLSink) -> None:
 
 
 def end_writers(server: MariaDBServer, sink: MySQLSink) -> None:
-    locks = [writer_lock(sink._writers_prefix, number) for number in range(256)]
-    found = [server.query("SELECT IS_USED_LOCK(%s)", lock)[0][0] for lock in locks]
+    locks = [writer_lock(sink._writers_prefix, number) for number in range(WRITER_LOCKS)]
+    (found,) = server.query(f"SELECT {', '.join(['IS_USED_LOCK(%s)'] * len(locks))}", *locks)
     assert any(found), "there was no connection to end"
     for session_id in filter(None, found):
         server.query(f"KILL {session_id}")
