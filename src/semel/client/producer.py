@@ -23,7 +23,7 @@ as a request of its own. Rules:
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -34,7 +34,14 @@ from semel.client.connection import Connection
 from semel.client.errors import broker_error, check, spoiling
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError, FatalError, ProtocolError, RetriableError, SemelError
-from semel.wire.batch import MAX_SEQUENCE, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, read_header
+from semel.wire.batch import (
+    MAX_SEQUENCE,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    NO_TIMESTAMP,
+    read_header,
+)
 from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -234,19 +241,33 @@ class Producer:
         headers: Headers = (),
     ) -> PendingRecord:
         """Queues a record, waiting for room if there is none; await the result for the record's offset."""
+        timestamp = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms
+        return (await self.send_many(topic, [Record(key, value, timestamp, headers)], partition))[0]
+
+    async def send_many(
+        self, topic: str, records: Sequence[Record], partition: int | None = None
+    ) -> list[PendingRecord]:
+        """As many times `send`, for less. A record without a timestamp gets the present one."""
         await self.wait_for_room()
         count = self._partition_counts.get(topic)
         if count is None:
             count = await self._open_topic(topic)
             self._require_going()  # it may have been abandoned meanwhile
-        now_ms = int(time.time() * 1000)
-        record = Record(key, value, now_ms if timestamp_ms is None else timestamp_ms, headers)
-        size_bytes = _record_bytes(record)
-        if partition is None:
-            partition = self._choose_partition(topic, count, key, size_bytes)
-        elif not 0 <= partition < count:
+        if partition is not None and not 0 <= partition < count:
             raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
-        return self._add(TopicPartition(topic, partition), record, size_bytes)
+        now_ms = int(time.time() * 1000)
+        pending: list[PendingRecord] = []
+        for record in records:
+            if not self._has_room.is_set():
+                await self.wait_for_room()
+            if record.timestamp == NO_TIMESTAMP:
+                record = Record(record.key, record.value, now_ms, record.headers)  # noqa: PLW2901
+            size_bytes = _record_bytes(record)
+            chosen = partition
+            if chosen is None:
+                chosen = self._choose_partition(topic, count, record.key, size_bytes)
+            pending.append(self._add(TopicPartition(topic, chosen), record, size_bytes))
+        return pending
 
     async def wait_for_room(self) -> None:
         """Waits until the buffer has room; raises if the producer has failed."""

@@ -12,7 +12,7 @@ Errors say what to do: `AbortableError`: abort and do it again; `FencedError`: a
 this one; `UnknownOutcomeError`: call `commit` again; `FatalError`: give up.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Self
@@ -30,7 +30,8 @@ from semel.client.shared_transaction import (
     TransactionOptions,
 )
 from semel.errors import SemelError
-from semel.wire.records import Headers
+from semel.wire.batch import NO_TIMESTAMP
+from semel.wire.records import Headers, Record
 
 ABORTABLE_STATES = (State.OPEN, State.SPOILED, State.ABORTING)
 
@@ -118,11 +119,16 @@ class TransactionalProducer:
         headers: Headers = (),
     ) -> PendingRecord:
         """Queues a record, waiting for room if there is none."""
+        timestamp = NO_TIMESTAMP if timestamp_ms is None else timestamp_ms
+        return (await self.send_many(topic, [Record(key, value, timestamp, headers)], partition))[0]
+
+    async def send_many(
+        self, topic: str, records: Sequence[Record], partition: int | None = None
+    ) -> list[PendingRecord]:
+        """As many times `send`, for less. A record without a timestamp gets the present one."""
         producer = self._writing()
         try:
-            return await producer.send(
-                topic, value, key=key, partition=partition, timestamp_ms=timestamp_ms, headers=headers
-            )
+            return await producer.send_many(topic, records, partition)
         except SemelError as error:
             if producer is not self._producer:
                 raise  # its transaction was ended meanwhile, and another may be open

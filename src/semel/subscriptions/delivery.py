@@ -331,17 +331,7 @@ class Transaction:
         self, topic: str, records: Sequence[Record], partition: int | None, statements: Sequence[Statement]
     ) -> list[Placed]:
         slot = await self._borrowed()
-        pending = [
-            await slot.send(
-                topic,
-                record.value,
-                key=record.key,
-                partition=partition,
-                headers=record.headers,
-                timestamp_ms=None if record.timestamp == NO_TIMESTAMP else record.timestamp,
-            )
-            for record in records
-        ]
+        pending = await slot.send_many(topic, records, partition)
         placed = [Placed(topic, each.where.partition, await each) for each in pending]
         self._require_pending()  # it may have been rolled back since the last answer came
         for statement, where in zip(statements, placed, strict=True):
