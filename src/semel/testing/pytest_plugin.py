@@ -7,8 +7,10 @@ semel_topic     the name of a fresh topic with one partition, deleted after the 
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +18,34 @@ import pytest
 if TYPE_CHECKING:
     from semel.embedded import Broker
 
+_REWRITING = "_pytest.assertion.rewrite"
+
+
+@contextmanager
+def _as_compiled() -> Iterator[None]:
+    """Imports take modules as they are compiled.
+
+    pytest rewrites the assertions in all modules of a package that brings a plugin. For a broker that takes
+    a second the first time, and half of its start every time.
+    """
+    finders = list(sys.meta_path)
+    sys.meta_path[:] = [finder for finder in finders if type(finder).__module__ != _REWRITING]
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = finders
+
 
 @pytest.fixture(scope="session")
 def semel_broker() -> Iterator[Broker]:
     """A broker in memory that all tests of the session share."""
-    from semel.embedded import Broker
+    with _as_compiled():
+        from semel.client import admin, cluster  # noqa: F401 - for the topics, later
+        from semel.embedded import Broker
 
-    with Broker() as broker:
-        yield broker
+        broker = Broker().start()
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer
@@ -34,3 +38,22 @@ async def test_the_topic_of_an_earlier_test_is_gone(semel_broker: Broker, semel_
 
 def test_a_plain_test_has_a_topic_too(semel_topic: str) -> None:
     assert semel_topic.startswith("test-")
+
+
+def test_the_broker_is_not_rewritten_by_pytest(tmp_path: Path) -> None:
+    """In a process of its own: here its modules are loaded already."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n"
+        "def test_it(semel_topic):\n"
+        "    modules = [module for name, module in sys.modules.items() if name.startswith('semel.server')]\n"
+        "    assert modules\n"
+        "    assert not [m for m in modules if 'rewrite' in type(m.__spec__.loader).__module__]\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
