@@ -1,6 +1,7 @@
 """Damaged bytes: whatever a decoder is given, it answers with a message or with DecodeError, and soon.
 
-TEST_FUZZ_SEED and TEST_FUZZ_ROUNDS repeat a failure or dig deeper.
+TEST_FUZZ_SEED repeats a failure; TEST_FUZZ_ROUNDS and TEST_FUZZ_EXAMPLES dig deeper. For days on end there is
+`tests/fuzz`, which needs atheris.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import time
 import tracemalloc
 
 import pytest
-from wire_messages import MESSAGES, MessageVersion, encoded, message_name, random_message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wire_messages import MESSAGE_VERSIONS, MESSAGES, MessageVersion, encoded, message_name, random_message
 
 from semel.wire.frames import decode_request_header, decode_response_header
 from semel.wire.messages.fetch import FetchRequest
@@ -21,6 +24,7 @@ from semel.wire.primitives import DecodeError
 
 SEED = int(os.environ.get("TEST_FUZZ_SEED", "1"))
 ROUNDS = int(os.environ.get("TEST_FUZZ_ROUNDS", "60"))
+EXAMPLES = int(os.environ.get("TEST_FUZZ_EXAMPLES", "200"))
 PREFIXES = 300
 # What attackers write where a length is expected.
 LENGTHS = [
@@ -110,6 +114,36 @@ def check_round_trip(message: MessageVersion) -> None:
     padded = b"before" + encoded(first, message.version) + b"after"
     again, end = message.message_type.decode(memoryview(padded), 6, message.version)
     assert (again, end) == (first, len(padded) - 5), message
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    message=st.sampled_from(MESSAGE_VERSIONS),
+    content=st.integers(0, 2**32),
+    damage=st.lists(
+        st.tuples(st.integers(0, 4000), st.integers(0, 8), st.binary(max_size=4) | st.sampled_from(LENGTHS)),
+        min_size=1,
+        max_size=4,
+    ),
+)
+def test_what_is_read_of_damaged_bytes_can_be_written_and_read_again(
+    message: MessageVersion, content: int, damage: list[tuple[int, int, bytes]]
+) -> None:
+    """Some bytes of a valid message are replaced by others, fewer or more."""
+    valid = random_message(message.message_type, random.Random(content))
+    damaged = bytearray(encoded(valid, message.version))
+    for somewhere, length, replacement in damage:
+        at = somewhere % (len(damaged) + 1)
+        damaged[at : at + length] = replacement
+    try:
+        read, end = message.message_type.decode(memoryview(damaged), 0, message.version)
+    except DecodeError:
+        return
+    assert end <= len(damaged)
+    written = encoded(read, message.version)
+    again, end = message.message_type.decode(memoryview(written), 0, message.version)
+    # As bytes: a float that is not a number is not equal to itself.
+    assert end == len(written) and encoded(again, message.version) == written
 
 
 def test_damaged_headers_give_a_decode_error_and_nothing_else() -> None:
