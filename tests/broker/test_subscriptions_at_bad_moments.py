@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from broker_process import BrokerProcess
+from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess
-from subscription_cases import QUICK, entry_of, eventually, fill, quick, readers_pass, values
+from subscription_cases import QUICK, entry_of, eventually, fill, quick, readers_pass, records, values
 from transaction_cases import make_topic
 
 from semel.client.admin import Admin
@@ -286,6 +286,67 @@ async def test_a_subscriber_that_is_slower_than_retention_goes_on_where_the_log_
     assert entry.offset == 21
 
 
+class Copier:
+    """A subscriber with connections of its own that copies while it is there."""
+
+    def __init__(self, bootstrap: str, topic: str, output: str) -> None:
+        self.cluster = Cluster(bootstrap)
+        self.subscription = Subscription(self.cluster, [topic], topic, quick(max_in_flight=8))
+        self.output = output
+        self.done = 0
+
+    async def run(self) -> None:
+        try:
+            async with self.subscription:
+                await self.subscription.channel().run(self.copy, concurrency=6)
+        finally:
+            await self.cluster.close()
+
+    async def copy(self, delivery: Delivery) -> None:
+        async with delivery.transaction() as tx:
+            await tx.publish(self.output, delivery.value, key=delivery.key)
+        self.done += 1
+
+
+async def test_subscribers_that_come_and_go_in_the_midst_of_commits_copy_everything_once(
+    bootstrap: str, cluster: Cluster, topic: str, output: str
+) -> None:
+    count, partitions = 600, 4
+    await fill(cluster, topic, count, partitions=partitions, keys=40)
+    await make_topic(cluster, output)
+    copiers: list[Copier] = []
+    running: list[asyncio.Task[None]] = []
+
+    def start() -> None:
+        copiers.append(Copier(bootstrap, topic, output))
+        running.append(asyncio.create_task(copiers[-1].run()))
+
+    def done() -> int:
+        """At least; whoever is cancelled during its commit does not count it."""
+        return sum(copier.done for copier in copiers)
+
+    async def acknowledged() -> int:
+        entries = [await entry_of(cluster, topic, topic, partition) for partition in range(partitions)]
+        return sum(0 if entry is None else entry.offset for entry in entries)
+
+    start()
+    for wanted in range(50, count // 2, 50):
+        start()
+        await eventually(f"{wanted} are copied", lambda least=wanted: done() >= least)  # type: ignore[misc]
+        running[-2].cancel()  # it closes with deliveries in every state
+    async with asyncio.timeout(TIMEOUT_S):
+        while await acknowledged() < count:  # noqa: ASYNC110 - of many tasks
+            await asyncio.sleep(0.05)
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    copied = await records(cluster, output)
+    assert sorted(int(record.value or b"") for record in copied) == list(range(count))
+    for key in {record.key for record in copied}:
+        numbers = [int(record.value or b"") for record in copied if record.key == key]
+        assert numbers == sorted(numbers), f"key {key!r}"
+
+
 async def test_on_semel_whoever_loses_its_connection_has_its_transaction_aborted_at_once(
     semel_broker: BrokerProcess, topic: str, output: str
 ) -> None:
@@ -306,3 +367,19 @@ async def test_on_semel_whoever_loses_its_connection_has_its_transaction_aborted
             async with (await take(subscription)).transaction() as tx:
                 await tx.publish(output, b"done")
         assert await values(cluster, output) == [b"done"]
+
+
+async def test_a_connection_that_the_broker_closes_as_idle_costs_no_transaction(
+    start_broker: StartBroker, topic: str, output: str
+) -> None:
+    broker = start_broker(connections_max_idle_ms=1_000)
+    async with Cluster(broker.bootstrap) as cluster:
+        await fill(cluster, topic, 1)
+        await make_topic(cluster, output)
+        async with Subscription(cluster, [topic], topic, QUICK) as subscription:
+            delivery = await take(subscription)
+            await delivery.transaction().publish(output, b"patient")
+            connections = [each for writer in subscription._writers for each in writer._connections.values()]
+            await eventually("they are closed", lambda: all(each.is_closed for each in connections))
+            await delivery.ack()
+        assert await values(cluster, output) == [b"patient"]

@@ -233,6 +233,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def abort(self) -> None:
+        self.lifeline = None  # A client that the broker hangs up on, for being idle perhaps, is not dead.
         if self._transport is not None:
             self._transport.abort()
         self.is_closed = True
