@@ -90,6 +90,29 @@ async def test_threads_share_a_subscription(
     assert await values(cluster, output) == sorted(b"%d" % number for number in range(20))
 
 
+def copy_batches(bootstrap: str, topic: str, output: str, count: int) -> list[int]:
+    """Copies in batches; returns how large they were."""
+    sizes: list[int] = []
+    with subscribe_sync(bootstrap, topic, group=topic, batch_size=10, max_wait_ms=100) as deliveries:
+        for batch in deliveries.batches():
+            with batch.transaction() as tx:
+                tx.publish_many(output, batch.records)
+            sizes.append(len(batch.records))
+            if sum(sizes) == count:
+                return sizes
+    raise AssertionError(f"it ended after {sizes}")
+
+
+async def test_batches_come_without_asyncio_too(
+    bootstrap: str, cluster: Cluster, topic: str, output: str
+) -> None:
+    await fill(cluster, topic, 25)
+    await make_topic(cluster, output)
+    sizes = await asyncio.to_thread(copy_batches, bootstrap, topic, output, 25)
+    assert sizes == [10, 10, 5]
+    assert await values(cluster, output) == sorted(b"%d" % number for number in range(25))
+
+
 async def test_stages_make_a_pipeline(
     bootstrap: str, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

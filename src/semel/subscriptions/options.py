@@ -74,3 +74,6 @@ class SubscriptionOptions:
 def _check(name: str, value: int, least: int, most: int) -> None:
     if not least <= value <= most:
         raise ConfigError(f"{name} is {value}: it must be from {least} to {most}")
+
+
+DEFAULTS: Final = SubscriptionOptions()

@@ -34,7 +34,7 @@ from semel.subscriptions.backoff import RedeliveryBackoff
 from semel.subscriptions.delivery import Batch, Dealt, Delivery
 from semel.subscriptions.errors import DeliveryLostError, SubscriptionClosedError
 from semel.subscriptions.gate import CommitGate
-from semel.subscriptions.options import EARLIEST, Filter, SubscriptionOptions, Transform
+from semel.subscriptions.options import DEFAULTS, Filter, SubscriptionOptions, Transform
 from semel.subscriptions.owner import OwnerState, PartitionOwner, is_hopeless
 from semel.wire.errors import ErrorCode
 
@@ -570,14 +570,14 @@ def subscribe(
     topics: str | Iterable[str],
     *,
     group: str,
-    max_in_flight: int = 16,
-    max_attempts: int = 5,
-    delivery_timeout_ms: int = 30_000,
-    batch_size: int = 1,
-    max_wait_ms: int = 50,
+    max_in_flight: int = DEFAULTS.max_in_flight,
+    max_attempts: int = DEFAULTS.max_attempts,
+    delivery_timeout_ms: int = DEFAULTS.delivery_timeout_ms,
+    batch_size: int = DEFAULTS.batch_size,
+    max_wait_ms: int = DEFAULTS.max_wait_ms,
     backoff: RedeliveryBackoff | None = None,
     dead_letter_topic: str | None = None,
-    start: str = EARLIEST,
+    start: str = DEFAULTS.start,
     filter: Filter | None = None,  # noqa: A002 - it is what everybody calls it
     transform: Transform | None = None,
     options: SubscriptionOptions | None = None,
@@ -590,7 +590,7 @@ def subscribe(
         delivery_timeout_ms=delivery_timeout_ms,
         batch_size=batch_size,
         max_wait_ms=max_wait_ms,
-        backoff=backoff or RedeliveryBackoff(),
+        backoff=backoff or DEFAULTS.backoff,
         dead_letter_topic=dead_letter_topic,
         start=start,
         filter=filter,

@@ -15,11 +15,12 @@ from typing import Self
 
 from semel.client.connection import ConnectionOptions
 from semel.client.loop_thread import LoopThread
+from semel.subscriptions.backoff import RedeliveryBackoff
 from semel.subscriptions.delivery import Batch, Dealt, Delivery, Placed, Transaction
 from semel.subscriptions.errors import SubscriptionClosedError
-from semel.subscriptions.options import SubscriptionOptions
+from semel.subscriptions.options import DEFAULTS, Filter, SubscriptionOptions, Transform
 from semel.subscriptions.states import DeliveryState
-from semel.subscriptions.subscription import Channel, Subscribing
+from semel.subscriptions.subscription import Channel, Subscribing, subscribe
 from semel.wire.records import Headers, Record
 
 
@@ -143,6 +144,14 @@ class SyncDeliveries:
                 return
             yield delivery
 
+    def batches(self) -> Iterator[SyncBatch]:
+        while True:
+            try:
+                batch = self.take_batch()
+            except SubscriptionClosedError:
+                return
+            yield batch
+
     def take(self) -> SyncDelivery:
         """The next delivery."""
         thread, channel = self._running()
@@ -164,12 +173,39 @@ def subscribe_sync(
     topics: str | Iterable[str],
     *,
     group: str,
+    max_in_flight: int = DEFAULTS.max_in_flight,
+    max_attempts: int = DEFAULTS.max_attempts,
+    delivery_timeout_ms: int = DEFAULTS.delivery_timeout_ms,
+    batch_size: int = DEFAULTS.batch_size,
+    max_wait_ms: int = DEFAULTS.max_wait_ms,
+    backoff: RedeliveryBackoff | None = None,
+    dead_letter_topic: str | None = None,
+    start: str = DEFAULTS.start,
+    filter: Filter | None = None,  # noqa: A002 - as in `subscribe`
+    transform: Transform | None = None,
     options: SubscriptionOptions | None = None,
     connection: ConnectionOptions | None = None,
 ) -> SyncDeliveries:
-    """Deliveries of these topics for one group, as an ordinary context manager."""
-    names = [topics] if isinstance(topics, str) else list(topics)
-    return SyncDeliveries(Subscribing(bootstrap, names, group, options or SubscriptionOptions(), connection))
+    """`subscribe`, as an ordinary context manager."""
+    return SyncDeliveries(
+        subscribe(
+            bootstrap,
+            topics,
+            group=group,
+            max_in_flight=max_in_flight,
+            max_attempts=max_attempts,
+            delivery_timeout_ms=delivery_timeout_ms,
+            batch_size=batch_size,
+            max_wait_ms=max_wait_ms,
+            backoff=backoff,
+            dead_letter_topic=dead_letter_topic,
+            start=start,
+            filter=filter,
+            transform=transform,
+            options=options,
+            connection=connection,
+        )
+    )
 
 
 async def _transaction_of(dealt: Dealt) -> Transaction:
