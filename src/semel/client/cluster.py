@@ -148,9 +148,11 @@ class Cluster:
 
     async def _connection_to(self, address: Address, lane: str) -> Connection:
         key = (address, lane)
-        lock = self._dialing.setdefault(key, asyncio.Lock())
-        async with lock:
-            connection = self._connections.get(key)
+        connection = self._connections.get(key)
+        if connection is not None and not connection.is_closed:
+            return connection
+        async with self._dialing.setdefault(key, asyncio.Lock()):
+            connection = self._connections.get(key)  # whoever came first may have opened it
             if connection is None or connection.is_closed:
                 connection = await Connection.open(address.host, address.port, self.options)
                 self._connections[key] = connection
