@@ -81,6 +81,7 @@ def wide_events(count: int) -> pa.Table:
 
 
 SHAPES: Final = {"narrow": narrow_events, "wide": wide_events}
+SMALL: Final = "small"
 
 
 class Server(Protocol):
@@ -362,15 +363,13 @@ def measure_memory_elsewhere(database: Database) -> float:
 
 async def run(database: Database, shapes: list[str], rounds: int) -> None:
     for shape in shapes:
-        bench = Bench(database, shape, EVENTS, shape)
-        await measure(bench, rounds)
+        is_small = shape == SMALL
+        bench = Bench(database, shape, SMALL_EVENTS if is_small else EVENTS, "narrow" if is_small else shape)
+        await measure(bench, rounds * 3 if is_small else rounds)
         if shape == "narrow":
             bench.make_table("executemany")
             await bench.row_by_row()
         show(bench)
-    small = Bench(database, "small epochs", SMALL_EVENTS, "narrow")
-    await measure(small, rounds * 3)
-    show(small)
     wide = Bench(database, "memory", EVENTS, "wide")
     wide.make_table("memory")
     used_bytes = measure_memory_elsewhere(database)
@@ -385,7 +384,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shape", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
+    parser.add_argument("--shape", nargs="+", choices=(*SHAPES, SMALL), default=[*SHAPES, SMALL])
     parser.add_argument("--database", nargs="+", choices=tuple(DATABASES), default=list(DATABASES))
     parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()

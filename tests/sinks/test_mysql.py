@@ -29,6 +29,7 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.mysql import MySQLDialect, MySQLSink
+from semel.sinks.mysql.dialect import MAX_DELETED_ROWS
 from semel.sinks.mysql.session import WRITER_LOCKS, writer_lock
 from semel.sinks.mysql.sink import parse_url
 from semel.sinks.receipts import Origin, Receipt
@@ -416,6 +417,17 @@ async def test_what_dead_runs_have_staged_is_removed_at_open(table: MariaDBServe
             assert table.query(f"SELECT count(*) FROM {stage}") == [(0,)]
 
 
+@pytest.mark.parametrize("count", [1, MAX_DELETED_ROWS + 1], ids=["few", "many"])
+async def test_the_stage_is_empty_when_the_next_epoch_begins(table: MariaDBServer, count: int) -> None:
+    async with opened(table, strategy="staged") as sink:
+        await run_epoch(sink, 0, rows(*range(count)))
+        receipts = await write_all(sink, 1, rows(count))
+        stage = sink._stage
+        assert table.query(f"SELECT id FROM {stage}") == [(count,)]
+        await sink.commit(1, receipts)
+    assert len(ids(table)) == count + 1
+
+
 async def test_a_writer_that_hangs_in_a_load_does_not_keep_the_stage_from_being_emptied(
     table: MariaDBServer,
 ) -> None:
@@ -521,7 +533,7 @@ async def test_a_user_needs_few_rights(table: MariaDBServer, mode: str, strategy
     for name in ("semel_sinks", "semel_dead_letters"):
         table.query(f"GRANT SELECT, INSERT, UPDATE ON {DATABASE}.{name} TO clerk@'127.0.0.1'")
     for name in stages:
-        table.query(f"GRANT CREATE, DROP, SELECT, INSERT ON {DATABASE}.{name} TO clerk@'127.0.0.1'")
+        table.query(f"GRANT CREATE, DROP, SELECT, INSERT, DELETE ON {DATABASE}.{name} TO clerk@'127.0.0.1'")
     if strategy == "direct" and mode != "append":
         table.query(f"GRANT CREATE TEMPORARY TABLES ON {DATABASE}.* TO clerk@'127.0.0.1'")
     table.query(f"GRANT {granted} ON {DATABASE}.kept TO clerk@'127.0.0.1'")

@@ -32,6 +32,8 @@ from semel.sinks.sql.writers import MAX_STAMP_CHARACTERS
 DEFAULT_IDLE_TIMEOUT_S: Final = 300.0
 # A writer that should be gone may hold a lock on the stage. The server counts in seconds.
 CLEAR_LOCK_TIMEOUT_S: Final = 1
+# A stage with more rows is truncated: that makes a new file, which the next epoch would have to grow again.
+MAX_DELETED_ROWS: Final = 20_000
 # The first versions with what is used here: window functions, and user locks that can be held in numbers.
 MIN_MYSQL: Final = (8, 0)
 MIN_MARIADB: Final = (10, 5)
@@ -172,16 +174,21 @@ class MySQLDialect(Dialect):
 
     async def clear_stage(self, session: SqlSession, stage: TableName) -> None:
         name = self.quote_table(stage)
-        if not await session.fetch(f"SELECT 1 FROM {name} LIMIT 1"):
+        ((rows,),) = await session.fetch(
+            f"SELECT COUNT(*) FROM (SELECT 1 FROM {name} LIMIT {MAX_DELETED_ROWS + 1}) AS counted"
+        )
+        if not rows:
             return
-        # This commits, and gives the sink's row free, in the same statement. A successor that took it in that
-        # moment, and had rows here already, would find some missing by their number, and write them again.
-        timeouts = await session.fetch("SELECT @@lock_wait_timeout")
-        await session.execute("SET SESSION lock_wait_timeout = %s", (CLEAR_LOCK_TIMEOUT_S,))
+        is_large = rows == MAX_DELETED_ROWS + 1
+        (timeouts,) = await session.fetch("SELECT @@lock_wait_timeout, @@innodb_lock_wait_timeout")
+        set_timeouts = "SET SESSION lock_wait_timeout = %s, innodb_lock_wait_timeout = %s"
+        await session.execute(set_timeouts, (CLEAR_LOCK_TIMEOUT_S, CLEAR_LOCK_TIMEOUT_S))
         try:
-            await session.execute(f"TRUNCATE TABLE {name}")
+            # TRUNCATE commits, and gives the sink's row free, in the same statement. A successor that took it
+            # in that moment, and had rows here, would miss them by their number, and write them again.
+            await session.execute(f"TRUNCATE TABLE {name}" if is_large else f"DELETE FROM {name}")
         finally:
-            await session.execute("SET SESSION lock_wait_timeout = %s", timeouts[0])
+            await session.execute(set_timeouts, timeouts)
 
     def create_merge_table(self, layout: Layout) -> str:
         # The session empties it before the next transaction.
