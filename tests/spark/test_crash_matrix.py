@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import pytest
 from broker_process import BrokerProcess
 from kafka_process import KafkaProcess
 from spark_cases import Row, StartDriver, committed_records, create_topic, produce_transaction
@@ -21,19 +22,26 @@ from spark_cases import Row, StartDriver, committed_records, create_topic, produ
 from semel.testing.postgres_server import PostgresServer
 
 sys.path.append(str(Path(__file__).parents[1] / "sinks"))
+from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
 from postgres_server import postgres, postgres_cluster  # noqa: F401
+
+# A chain has up to eight lives, each with a JVM of its own.
+pytestmark = pytest.mark.timeout(900)
 
 Content: TypeAlias = tuple[bytes | None, bytes | None]
 
 CRASHING: Final = Path(__file__).parent / "pipelines" / "crashing.py"
 STEPS: Final = (
     "before_begin",
+    "amid_tasks",
     "after_tasks",
     "before_marker",
     "before_end",
     "after_end",
     "in_recovery",
 )
+# Tasks that stage rows claim nothing, and what they have staged is nothing before the driver moves it.
+SQL_STEPS: Final = ("after_tasks", "before_marker", "before_end", "after_end", "in_recovery")
 # Spark gives a worker ten seconds to start.
 TOO_SLOW: Final = "Python worker failed to connect back"
 MAX_EARLY_ENDS: Final = 4
@@ -206,9 +214,28 @@ def test_pipelines_into_postgresql_survive(
     feed(broker.bootstrap)
     postgres.query("CREATE TABLE orders (id text, content text)")
     postgres.query("CREATE TABLE totals (key text, value text)")
-    deaths = [f"table:{step}" for step in STEPS if step != "before_begin"] + ["totals:after_end"]
+    deaths = [f"table:{step}" for step in SQL_STEPS] + ["totals:after_end"]
     pipelines = ("table", "totals")
     live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_POSTGRES=postgres.dsn)
+    check_tables(postgres.query)
+
+
+def test_pipelines_into_mariadb_survive(
+    broker: BrokerProcess,
+    start_driver: StartDriver,
+    tmp_path: Path,
+    mariadb: MariaDBServer,  # noqa: F811
+) -> None:
+    feed(broker.bootstrap)
+    mariadb.query("CREATE TABLE orders (id varchar(40), content varchar(40))")
+    mariadb.query("CREATE TABLE totals (`key` varchar(40), value varchar(100))")
+    deaths = ["mysql:after_tasks", "mysql_totals:before_end", "mysql:after_end"]
+    pipelines = ("mysql", "mysql_totals")
+    live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_MYSQL=mariadb.url())
+    check_tables(mariadb.query)
+
+
+def check_tables(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     for table, expected in (("orders", expected_records()), ("totals", expected_windows())):
-        rows = postgres.query(f"SELECT * FROM {table}")
+        rows = query(f"SELECT * FROM {table}")
         check(table, Counter((str(key).encode(), str(value).encode()) for key, value in rows), expected)

@@ -11,7 +11,7 @@ what the life before left behind.
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,13 +20,17 @@ from spark_cases import driver_session
 
 import semel.spark
 from semel.client.cluster import Cluster
+from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
+from semel.sinks.claims import Claimant, ClaimBook
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
+from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
 from semel.sinks.sql.dialect import SqlSession
+from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.sink_row import SinkRow
 
 BATCH_RECORDS = int(os.environ.get("TEST_PER_BATCH", "40"))
@@ -58,12 +62,27 @@ class Fate:
             die()
 
 
+class MortalBook(ClaimBook):
+    """Passes by while tasks write: one of them has a partition, and asks for its next."""
+
+    def __init__(self, fate: Fate) -> None:
+        super().__init__()
+        self._fate = fate
+
+    def claim(self, claimant: Claimant, partitions: Iterable[TopicPartition]) -> str | None:
+        if claimant in self._holders.values():
+            self._fate.at("amid_tasks")
+        return super().claim(claimant, partitions)
+
+
 class MortalKafkaSink(KafkaSink):
     """A sink that passes by the steps at which the process may die."""
 
     def __init__(self, fate: Fate, bootstrap: str, topic: str, key: str | None) -> None:
         super().__init__(bootstrap, topic, key=key)
         self._fate = fate
+
+        self._book = MortalBook(fate)
 
     async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
         self._fate.at("in_recovery")
@@ -92,15 +111,13 @@ class MortalKafkaSink(KafkaSink):
         self._fate.at("after_end")
 
 
-class MortalPostgresSink(PostgresSink):
+class MortalSqlSink(SqlSink):
     """The same steps in a database."""
 
-    def __init__(self, fate: Fate, dsn: str, table: str) -> None:
-        super().__init__(dsn, table, strategy="staged")
-        self._fate = fate
+    _fate: Fate
 
-    async def _take(self, session: SqlSession, owner: Owner) -> SinkRow:
-        taken = await super()._take(session, owner)
+    async def _take(self, session: SqlSession, before: SinkRow) -> SinkRow:
+        taken = await super()._take(session, before)
         self._fate.at("in_recovery")
         return taken
 
@@ -123,6 +140,18 @@ class MortalPostgresSink(PostgresSink):
         self._fate.at("before_end")
         await super()._send_commit(session, marker, deadline)
         self._fate.at("after_end")
+
+
+class MortalPostgresSink(MortalSqlSink, PostgresSink):
+    def __init__(self, fate: Fate, table: str) -> None:
+        super().__init__(os.environ["TEST_POSTGRES"], table)
+        self._fate = fate
+
+
+class MortalMySQLSink(MortalSqlSink, MySQLSink):
+    def __init__(self, fate: Fate, table: str) -> None:
+        super().__init__(os.environ["TEST_MYSQL"], table)
+        self._fate = fate
 
 
 def read(spark: SparkSession, bootstrap: str, topic: str, per_batch: int = BATCH_RECORDS) -> DataFrame:
@@ -186,17 +215,29 @@ def start_unkeyed(to: Setting) -> semel.spark.PipelineQuery:
 
 def start_table(to: Setting) -> semel.spark.PipelineQuery:
     """Into a table, from the same topic."""
+    return to.start("table", table_rows(to), MortalPostgresSink(Fate("table"), "orders"))
+
+
+def start_mysql_table(to: Setting) -> semel.spark.PipelineQuery:
+    return to.start("mysql", table_rows(to), MortalMySQLSink(Fate("mysql"), "orders"))
+
+
+def table_rows(to: Setting) -> DataFrame:
     df = records(read(to.spark, to.bootstrap, "orders"))
-    rows = df.select(F.col("key").cast("string").alias("id"), F.col("value").alias("content"))
-    sink = MortalPostgresSink(Fate("table"), os.environ["TEST_POSTGRES"], "orders")
-    return to.start("table", rows, sink)
+    return df.select(F.col("key").cast("string").alias("id"), F.col("value").alias("content"))
 
 
 def start_totals(to: Setting) -> semel.spark.PipelineQuery:
     """Windows into a table."""
     to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    sink = MortalPostgresSink(Fate("totals"), os.environ["TEST_POSTGRES"], "totals")
-    return to.start("totals", windows(read_numbers(to)).select("key", "value"), sink)
+    sink = MortalPostgresSink(Fate("totals"), "totals")
+    return to.start("totals", windows(read_numbers(to)), sink)
+
+
+def start_mysql_totals(to: Setting) -> semel.spark.PipelineQuery:
+    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    sink = MortalMySQLSink(Fate("mysql_totals"), "totals")
+    return to.start("mysql_totals", windows(read_numbers(to)), sink)
 
 
 def read_numbers(to: Setting) -> DataFrame:
@@ -232,6 +273,8 @@ PIPELINES: dict[str, Callable[[Setting], semel.spark.PipelineQuery]] = {
     "join": start_join,
     "table": start_table,
     "totals": start_totals,
+    "mysql": start_mysql_table,
+    "mysql_totals": start_mysql_totals,
 }
 
 
