@@ -14,7 +14,9 @@ from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
     ElectionType,
+    KafkaError,
     KafkaException,
+    Message,
     Producer,
     TopicPartition,
 )
@@ -79,6 +81,27 @@ def test_two_hundred_partitions_are_told_apart(client: StockClient, topic: str) 
     assert client.produce(topic, records) == [0] * MANY
     for partition in (0, 1, 99, MANY - 1):
         assert client.consume(topic, partition, 0, 1) == [Stored(records[partition], 0)]
+
+
+def test_librdkafka_learns_which_records_a_compacted_topic_cannot_take(bootstrap: str, topic: str) -> None:
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.create_topics([NewTopic(topic, 1, config={"cleanup.policy": "compact"})])[topic].result()
+    # They wait for each other, and so travel in one batch.
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 60_000, "batch.num.messages": 4})
+    told: dict[bytes, str] = {}
+
+    def learn(error: KafkaError, message: Message) -> None:
+        told[message.value() or b""] = error.name()
+
+    for key, value in ((b"k", b"good"), (None, b"bad"), (None, b"as bad"), (b"k", b"as good")):
+        producer.produce(topic, value, key, on_delivery=learn)
+    assert producer.flush(20) == 0
+    assert told == {
+        b"good": "_INVALID_DIFFERENT_RECORD",
+        b"bad": "INVALID_RECORD",
+        b"as bad": "INVALID_RECORD",
+        b"as good": "_INVALID_DIFFERENT_RECORD",
+    }
 
 
 @pytest.fixture

@@ -60,6 +60,17 @@ def test_what_one_client_wrote_every_client_reads(
     assert other.consume(topic, 0, 37, 5) == at_offsets(records[37:42], 37)
 
 
+@pytest.mark.parametrize("kept", ("uncompressed", "gzip", "snappy", "lz4", "zstd"))
+def test_every_client_reads_what_the_topic_keeps_in_a_codec_of_its_own(
+    client: StockClient, kept: str, topic: str
+) -> None:
+    client.create_topic(topic, configs={"compression.type": kept})
+    records = sample_records(60)
+    sent = "gzip" if kept != "gzip" else "none"
+    assert client.produce(topic, records, sent) == list(range(60))
+    assert client.consume(topic, 0, 0, 60) == at_offsets(records)
+
+
 @pytest.mark.parametrize("name", ("confluent", "java"))
 def test_nothing_at_all_comes_back_as_nothing(clients: dict[str, StockClient], name: str, topic: str) -> None:
     # The other clients refuse to send it.
