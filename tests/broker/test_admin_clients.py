@@ -18,6 +18,7 @@ from confluent_kafka import (
     KafkaException,
     Message,
     Producer,
+    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import (
@@ -150,6 +151,33 @@ def test_confluent_asks_for_elections_acls_and_settings(admin: AdminClient, topi
     assert admin.describe_user_scram_credentials().result() == {}
     broker = ConfigResource(ResourceType.BROKER, "1")
     assert admin.describe_configs([broker])[broker].result()["num.partitions"].value == "1"
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_confluent_learns_that_it_may_do_everything(
+    admin: AdminClient, bootstrap: str, topic: str, protocol: str
+) -> None:
+    everywhere = {AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS, AclOperation.ALTER_CONFIGS}
+    described = admin.describe_topics(TopicCollection([topic]), include_authorized_operations=True)
+    assert set(described[topic].result().authorized_operations) == everywhere | {
+        *(AclOperation.READ, AclOperation.WRITE, AclOperation.CREATE),
+        *(AclOperation.DELETE, AclOperation.ALTER),
+    }
+    cluster = admin.describe_cluster(include_authorized_operations=True).result()
+    assert set(cluster.authorized_operations) == everywhere | {
+        *(AclOperation.CREATE, AclOperation.ALTER),
+        *(AclOperation.CLUSTER_ACTION, AclOperation.IDEMPOTENT_WRITE),
+    }
+    group = f"{protocol}-group-of-{topic}"
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "group.protocol": protocol}
+    consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    assert consumer.poll(20) is not None
+    groups = admin.describe_consumer_groups([group], include_authorized_operations=True)
+    operations = groups[group].result().authorized_operations
+    assert set(operations) == everywhere | {AclOperation.READ, AclOperation.DELETE}
+    assert admin.describe_cluster().result().authorized_operations is None
+    consumer.close()
 
 
 def test_kafka_python_asks_for_what_only_many_brokers_have(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.broker.authorized_operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
@@ -54,11 +55,14 @@ def metadata(broker: Broker, request: MetadataRequest, caller: Caller, now: Now)
     created: dict[str, TopicCreated] = {}
     if request.topics is None or (caller.api_version == 0 and not request.topics):
         topics = [
-            _topic(broker, topic.name, topic.topic_id, len(topic.partitions)) for topic in broker.catalog
+            _topic(broker, known.name, known.topic_id, len(known.partitions)) for known in broker.catalog
         ]
     else:
         create = request.allow_auto_topic_creation and broker.limits.auto_create_topics
         topics = [_requested(broker, wanted, create, created) for wanted in request.topics]
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = NOT_ASKED if topic.error_code else ON_TOPIC
     reply = MetadataResponse(
         brokers=[
             MetadataResponseBroker(
@@ -68,6 +72,9 @@ def metadata(broker: Broker, request: MetadataRequest, caller: Caller, now: Now)
         cluster_id=broker.identity.cluster_id,
         controller_id=broker.identity.node_id,
         topics=topics,
+        cluster_authorized_operations=(
+            ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
     )
     return Decision(reply, list(created.values()))
 
@@ -142,7 +149,12 @@ def describe_cluster(broker: Broker, request: DescribeClusterRequest, caller: Ca
     )
     return Decision(
         DescribeClusterResponse(
-            cluster_id=broker.identity.cluster_id, controller_id=broker.identity.node_id, brokers=[here]
+            cluster_id=broker.identity.cluster_id,
+            controller_id=broker.identity.node_id,
+            brokers=[here],
+            cluster_authorized_operations=(
+                ON_CLUSTER if request.include_cluster_authorized_operations else NOT_ASKED
+            ),
         )
     )
 
@@ -206,6 +218,7 @@ def _described(broker: Broker, topic: Topic, first: int, end: int) -> DescribeTo
             )
             for index in range(first, end)
         ],
+        topic_authorized_operations=ON_TOPIC,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from semel.broker.authorized_operations import NOT_ASKED, ON_GROUP
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.groups.assignors import Partitions
@@ -30,6 +31,9 @@ def consumer_group_describe(
     broker: Broker, request: ConsumerGroupDescribeRequest, caller: Caller, now: Now
 ) -> Decision:
     groups = [_described(broker, group_id) for group_id in request.group_ids]
+    if request.include_authorized_operations:
+        for group in groups:
+            group.authorized_operations = NOT_ASKED if group.error_code else ON_GROUP
     return Decision(ConsumerGroupDescribeResponse(groups=groups))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from semel.broker.authorized_operations import NOT_ASKED, ON_GROUP
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Entry
@@ -60,6 +61,9 @@ def describe_groups(broker: Broker, request: DescribeGroupsRequest, caller: Call
         _described(group_id, broker.groups.by_id.get(group_id), caller.api_version)
         for group_id in request.groups
     ]
+    if request.include_authorized_operations:
+        for group in groups:
+            group.authorized_operations = NOT_ASKED if group.error_code else ON_GROUP
     return Decision(DescribeGroupsResponse(groups=groups))
 
 
