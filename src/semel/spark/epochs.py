@@ -31,6 +31,13 @@ FIRST_BACKOFF_S: Final = 0.5
 MAX_BACKOFF_S: Final = 10.0
 # How long a copy of a task waits for its original, where Spark speculates.
 FIRST_GRACE_S: Final = 5.0
+# How Spark says that a job failed for what it lost, and not for what the user's code did. The first is of
+# queries with state: rows come from a shuffle in any order, so Spark does not make a part of them anew.
+LOST_WORK: Final = (
+    "indeterminate output was failed and retried",
+    "has failed the maximum allowable number of times",
+    "ExecutorLostFailure",
+)
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 
@@ -169,12 +176,22 @@ def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receip
     layout = lay_out(batch, plan)
     kind = SendTask if layout.is_encoded else WriteTask
     task = kind(plan, layout.owners, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
-    rows = layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA).collect()
-    outcomes: list[Receipt | SinkError] = [pickle.loads(row[0]) for row in rows]
+    outcomes = _run_tasks(layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
     if errors:
         raise next((each for each in errors if _is_permanent(each)), errors[0])
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+
+
+def _run_tasks(tasks: "DataFrame") -> list[Receipt | SinkError]:
+    try:
+        rows = tasks.collect()
+    except Exception as error:
+        lost = [line for line in str(error).splitlines() if any(sign in line for sign in LOST_WORK)]
+        if not lost:
+            raise
+        raise WriteFailed(f"Spark lost what tasks had done, and gave the job up: {lost[0]}") from error
+    return [pickle.loads(row[0]) for row in rows]
 
 
 def _is_permanent(error: SinkError) -> bool:

@@ -21,6 +21,7 @@ from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Place
 from semel.sinks.tasks import EncodeTask, SendTask, TargetTask, WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
+from semel.spark.epochs import LOST_WORK, _run_tasks
 from semel.spark.pipeline import exactly_once, sink_id
 from semel.wire.batch import check_batch, check_crc, place_sequence
 from semel.wire.partitioner import partition_for_key
@@ -187,3 +188,25 @@ def test_rows_that_make_no_batch_together_are_an_error_of_rows_and_not_of_the_ta
     with pytest.raises(WriteFailed, match="make no record batch") as refused:
         list(encode_rows(shared_plan(timestamp_column="t"), rows, np.array([0, 0]), 0))
     assert refused.value.is_permanent
+
+
+class GivenUp:
+    """A frame whose job fails."""
+
+    def __init__(self, says: str) -> None:
+        self._says = says
+
+    def collect(self) -> list[object]:
+        raise RuntimeError(f"Job aborted due to stage failure\n{self._says}\n\tat DAGScheduler.scala:1")
+
+
+@pytest.mark.parametrize("says", LOST_WORK)
+def test_a_job_that_spark_gave_up_for_what_it_lost_spoils_the_epoch(says: str) -> None:
+    with pytest.raises(WriteFailed, match=f"gave the job up: stage 6: {says}$") as spoiled:
+        _run_tasks(GivenUp(f"stage 6: {says}"))  # type: ignore[arg-type]
+    assert not spoiled.value.is_permanent
+
+
+def test_a_job_that_the_users_code_has_failed_is_raised_as_it_is() -> None:
+    with pytest.raises(RuntimeError, match="119 is not allowed"):
+        _run_tasks(GivenUp("ValueError: 119 is not allowed"))  # type: ignore[arg-type]
