@@ -15,7 +15,8 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "wire"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "unit" / "wire")]
 
 with atheris.instrument_imports(include=["semel.wire"]):
     from wire_messages import MESSAGE_VERSIONS, encoded, random_message
