@@ -24,6 +24,9 @@ def read_from_the_start(broker: BrokerProcess, topic: str, isolation: str) -> li
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,
+            "fetch.error.backoff.ms": 10,
+            "retry.backoff.ms": 20,
             "log_level": 0,
         }
     )
