@@ -1,17 +1,19 @@
 """Deliveries a second, with a transaction each: a subscription, and the same loop by hand on confluent-kafka.
 
-    .venv/bin/python bench/subscriptions.py [--seconds 5] [--channels 1,50] [--without-kafka] [--bootstrap B]
+    .venv/bin/python bench/subscriptions.py [--seconds 4] [--rounds 3] [--channels 1,50] [--only semel|kafka]
 
 The loop takes a record, publishes one of 100 bytes, and commits the record's offset and its output in one
 transaction. By hand that is a consumer, a transactional producer and `send_offsets_to_transaction`, one pair
-of them and one thread a channel. A subscription has one connection to the broker for all of its channels.
-Every channel has a partition of its own. Times are from the record's arrival at the program to the commit.
+of them and one thread a channel. A subscription has eight connections for all of its channels. Every channel
+has a partition of its own. Times are from before the publish to after the commit. Both loops take turns,
+round by round, and the median round of each is told, with the range of all.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import resource
 import subprocess
@@ -37,18 +39,23 @@ WARM_UP_S: Final = 2.0
 READ_TIMEOUT_S: Final = 0.2
 # More than any loop takes in the time that it has.
 RECORDS_A_SECOND: Final = 3_000
+KINDS: Final = ("subscription", "by hand")
+BROKERS: Final[dict[str, Callable[[Path], brokers.BrokerUnderTest]]] = {
+    "semel": lambda directory: brokers.semel(directory, "fsync"),
+    "kafka": brokers.kafka,
+}
 
 
 class Figures(NamedTuple):
     deliveries_s: float
     p50_ms: float
     p99_ms: float
-    client_cpu_ms: float
+    client_cpu_us: float
 
     def __str__(self) -> str:
         return (
-            f"{self.deliveries_s:9.0f}/s  p50 {self.p50_ms:6.1f} ms  p99 {self.p99_ms:6.1f} ms  "
-            f"client CPU {self.client_cpu_ms:5.2f} ms each"
+            f"{self.deliveries_s:7.0f}/s  p50 {self.p50_ms:6.1f} ms  p99 {self.p99_ms:6.1f} ms  "
+            f"client CPU {self.client_cpu_us:5.0f} us each"
         )
 
 
@@ -77,13 +84,13 @@ class Meter:
         return now < self.end
 
     def figures(self) -> Figures:
-        cpu_ms = (_cpu_s() - self._cpu_s) * 1000
+        cpu_us = (_cpu_s() - self._cpu_s) * 1_000_000
         ordered = sorted(self.times_ms) or [0.0]
         return Figures(
             self.done / (self.end - self.begin),
             ordered[len(ordered) // 2],
             ordered[len(ordered) * 99 // 100],
-            cpu_ms / max(self.done, 1),
+            cpu_us / max(self.done, 1),
         )
 
 
@@ -206,26 +213,42 @@ def measure(kind: str, bootstrap: str, channels: int, batch: int, seconds: float
         figures = uvloop.run(subscribed(bootstrap, topic, channels, batch, seconds))
     else:
         figures = by_hand(bootstrap, topic, channels, batch, seconds)
-    what = f"{channels} channels" + (f", batches of {batch}" if batch > 1 else "")
-    print(f"  {what:30} {kind:13} {figures}", flush=True)
+    print(json.dumps(figures), flush=True)
     os._exit(0)  # consumers and producers by hand take long to say goodbye
 
 
-def measure_all(bootstrap: str, channels: list[int], seconds: float) -> None:
+def measure_all(bootstrap: str, channels: list[int], seconds: float, rounds: int) -> None:
     for count in channels:
         for batch in (1, BATCH):
-            for kind in ("subscription", "by hand"):
-                arguments = [kind, bootstrap, str(count), str(batch), str(seconds)]
-                subprocess.run([sys.executable, __file__, "--load", *arguments], check=False)
+            found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
+            for _ in range(rounds):
+                for kind in KINDS:
+                    found[kind].append(measured(kind, bootstrap, str(count), str(batch), str(seconds)))
+            for kind in KINDS:
+                tell(kind, count, batch, sorted(found[kind]))
 
 
-def with_broker(make: Callable[[Path], brokers.BrokerUnderTest], channels: list[int], seconds: float) -> None:
+def measured(*arguments: str) -> Figures:
+    command = [sys.executable, __file__, "--load", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Figures(*json.loads(done.stdout))
+
+
+def tell(kind: str, channels: int, batch: int, rounds: list[Figures]) -> None:
+    what = f"{channels} channels" + (f", batches of {batch}" if batch > 1 else "")
+    least, most = rounds[0].deliveries_s, rounds[-1].deliveries_s
+    print(f"  {what:28} {kind:13} {rounds[len(rounds) // 2]}  ({least:.0f} to {most:.0f}/s)", flush=True)
+
+
+def with_broker(
+    make: Callable[[Path], brokers.BrokerUnderTest], channels: list[int], seconds: float, rounds: int
+) -> None:
     with tempfile.TemporaryDirectory(prefix="semel-bench-", dir=Path.cwd()) as directory:
         broker = make(Path(directory) / "broker")
         broker.start()
         try:
             print(broker.name, flush=True)
-            measure_all(broker.bootstrap, channels, seconds)
+            measure_all(broker.bootstrap, channels, seconds, rounds)
         finally:
             broker.stop()
 
@@ -234,22 +257,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--channels", default="1,50")
-    parser.add_argument("--without-kafka", action="store_true")
-    parser.add_argument("--bootstrap", help="measure this broker instead of starting any")
+    parser.add_argument("--only", choices=sorted(BROKERS))
     parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.load is not None:
         kind, bootstrap, count, batch, seconds = given.load
         measure(kind, bootstrap, int(count), int(batch), float(seconds))
     channels = [int(count) for count in given.channels.split(",")]
-    if given.bootstrap is not None:
-        measure_all(given.bootstrap, channels, given.seconds)
-        return
-    with_broker(lambda directory: brokers.semel(directory, "fsync"), channels, given.seconds)
-    if not given.without_kafka:
-        with_broker(brokers.kafka, channels, given.seconds)
+    for name in BROKERS if given.only is None else (given.only,):
+        with_broker(BROKERS[name], channels, given.seconds, given.rounds)
 
 
 if __name__ == "__main__":
