@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 import pytest
-from broker_process import BrokerProcess, free_port
+from broker_process import BrokerProcess, StartBroker, free_port
 from gateway_cases import METHOD, GatewayProcess, GrpcSubscriber, copy_all
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -654,6 +654,23 @@ async def test_health_and_reflection_are_served(address: str) -> None:
         described = await stream.read()
         (proto,) = described.file_descriptor_response.file_descriptor_proto
         assert b"semel.subscriptions.v1" in proto
+
+
+async def test_a_gateway_without_brokers_says_that_it_serves_nobody(start_broker: StartBroker) -> None:
+    broker = start_broker(in_memory=True)
+    statuses = health_pb2.HealthCheckResponse
+    async with (
+        asyncio.timeout(60),
+        GatewayServer(broker.bootstrap, "127.0.0.1:0") as gateway,
+        grpc.aio.insecure_channel(f"127.0.0.1:{gateway.port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watch.read()).status == statuses.SERVING
+        await asyncio.to_thread(broker.kill)
+        assert (await watch.read()).status == statuses.NOT_SERVING
+        await asyncio.to_thread(broker.start)
+        assert (await watch.read()).status == statuses.SERVING
+        watch.cancel()
 
 
 def make_certificates(folder: Path) -> None:
