@@ -27,6 +27,7 @@ from semel.sinks.kafka import KafkaPlan, KafkaSink, KafkaWriter
 from semel.sinks.receipts import Place, Receipt
 
 GATE_TIMEOUT_S = 60.0
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
@@ -129,7 +130,8 @@ class Misfortunes:
         self, name: str, df: DataFrame, sink: KafkaSink, misfortune: Callable[[], None] | None = None
     ) -> None:
         checkpoint = self.directory / "checkpoints" / name
-        query = semel.spark.exactly_once(df, sink, name=name, checkpoint=checkpoint).start("availableNow")
+        pipeline = semel.spark.exactly_once(df, sink, name=name, checkpoint=checkpoint, output_mode="update")
+        query = pipeline.start("availableNow")
         if misfortune is not None:
             threading.Thread(target=misfortune, daemon=True).start()
         query.awaitTermination()
@@ -149,13 +151,18 @@ class Misfortunes:
         sink = KafkaSink(self.bootstrap, "out-speculation", key=None)
         self.run("speculation", self.orders().select(code("value").alias("value")), sink)
 
-    def executor_dies(self) -> None:
-        gate = self.place("executor")
-        self.run("executor", self.orders(), self.gated("executor", gate), lambda: self.kill_an_executor(gate))
+    def executor_dies(self, name: str, df: DataFrame) -> None:
+        gate = self.place(name)
+        self.run(name, df, self.gated(name, gate), lambda: self.kill_an_executor(gate))
 
-    def shuffle_is_lost(self) -> None:
-        gate = self.place("shuffle")
-        self.run("shuffle", self.orders(), self.gated("shuffle", gate), lambda: self.lose_shuffle_files(gate))
+    def shuffle_is_lost(self, name: str, df: DataFrame) -> None:
+        gate = self.place(name)
+        self.run(name, df, self.gated(name, gate), lambda: self.lose_shuffle_files(gate))
+
+    def counts(self) -> DataFrame:
+        """How often each tenth of the orders was seen, by a query with state."""
+        counted = self.orders().groupBy(F.substring("key", -1, 1).alias("key")).count()
+        return counted.select("key", F.concat_ws("=", "key", "count").alias("value"))
 
     def gated(self, name: str, gate: Path) -> GatedSink:
         return GatedSink(self.bootstrap, f"out-{name}", gate)
@@ -198,6 +205,7 @@ def main(bootstrap: str, directory: str) -> None:
     local_dirs.mkdir(parents=True)
     os.environ["SPARK_LOCAL_DIRS"] = str(local_dirs)
     settings = {
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         "spark.speculation": "true",
         "spark.speculation.interval": "200ms",
         "spark.speculation.quantile": "0.5",
@@ -211,9 +219,11 @@ def main(bootstrap: str, directory: str) -> None:
     misfortunes = Misfortunes(spark, bootstrap, Path(directory))
     misfortunes.user_code_fails("first-row", "v0")
     misfortunes.user_code_fails("last-row", "v239")
-    misfortunes.shuffle_is_lost()
+    misfortunes.shuffle_is_lost("shuffle", misfortunes.orders())
+    misfortunes.shuffle_is_lost("shuffle-state", misfortunes.counts())
     misfortunes.speculation()
-    misfortunes.executor_dies()
+    misfortunes.executor_dies("executor", misfortunes.orders())
+    misfortunes.executor_dies("executor-state", misfortunes.counts())
     print("done", flush=True)
 
 
