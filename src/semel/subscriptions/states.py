@@ -29,6 +29,9 @@ class StatementState(Enum):
     COMMITTED = "committed"
     REJECTED = "rejected"
 
+    # Of large batches each record is a statement, and Enum computes its hash in Python.
+    __hash__ = object.__hash__
+
 
 DELIVERY_ALLOWED_FROM: Final = {
     DeliveryState.OPEN: set[DeliveryState](),

@@ -16,7 +16,7 @@ Rules:
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from semel.subscriptions.ackset import AckSet
@@ -255,13 +255,14 @@ class Window:
 
     # Coming back
 
-    def acknowledge(self, records: Iterable[Held]) -> None:
+    def acknowledge(self, records: Sequence[Held]) -> None:
         """It is decided that these are acknowledged."""
         for held in records:
             self._come_back(held)
             del self._held[held.offset]
-            self._acks.add(held.offset, held.offset + 1)
             self._leave_lane(held)
+        for start, end in _runs(records):
+            self._acks.add(start, end)
         self._end_suspicion()
 
     def _leave_lane(self, held: Held) -> None:
@@ -305,15 +306,12 @@ class Window:
 
     # The entry
 
-    def entry(self, also: Iterable[Held], slots: int, *, is_released: bool = False) -> Entry:
+    def entry(self, also: Sequence[Held], slots: int, *, is_released: bool = False) -> Entry:
         """What to commit: all that is decided, and these as acknowledged."""
-        acks = self._acks
-        leaving: set[int] = set()
-        for held in also:
-            if acks is self._acks:
-                acks = acks.copy()
-            acks.add(held.offset, held.offset + 1)
-            leaving.add(held.offset)
+        acks = self._acks.copy() if also else self._acks
+        for start, end in _runs(also):
+            acks.add(start, end)
+        leaving = {held.offset for held in also}
         marks = [
             Mark(held.offset, held.offset + 1, held.attempts, held.is_marked)
             for held in self._held.values()
@@ -333,3 +331,16 @@ class Window:
         """This entry is what a new owner would find."""
         self._committed_offset = entry.offset
         self._committed_suspects = entry.suspect_end is not None and entry.suspect_end > entry.offset
+
+
+def _runs(records: Sequence[Held]) -> Iterator[tuple[int, int]]:
+    """The offsets of records as ranges: a batch is few of them."""
+    start = end = -1
+    for held in records:
+        if held.offset != end:
+            if start >= 0:
+                yield start, end
+            start = held.offset
+        end = held.offset + 1
+    if start >= 0:
+        yield start, end
