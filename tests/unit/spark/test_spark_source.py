@@ -199,4 +199,4 @@ def test_executors_load_the_client_and_nothing_of_the_broker() -> None:
     program = "import sys, semel.spark.source; print(*(name for name in sys.modules if 'semel.' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     parts = {name.split(".")[1] for name in done.stdout.split()}
-    assert parts == {"client", "errors", "spark", "version", "wire"}
+    assert parts == {"client", "compilation", "errors", "spark", "version", "wire"}
