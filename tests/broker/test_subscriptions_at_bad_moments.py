@@ -20,7 +20,7 @@ from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_of
 from semel.client.metadata import Topic, TopicPartition
 from semel.client.producer import Producer, ProducerIdentity
 from semel.client.transactional_producer import TransactionalProducer
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SemelError
 from semel.subscriptions import (
     Delivery,
     DeliveryLostError,
@@ -383,3 +383,14 @@ async def test_a_connection_that_the_broker_closes_as_idle_costs_no_transaction(
             await eventually("they are closed", lambda: all(each.is_closed for each in connections))
             await delivery.ack()
         assert await values(cluster, output) == [b"patient"]
+
+
+async def test_a_broker_that_takes_no_notes_of_such_length_ends_the_subscription(
+    start_broker: StartBroker, topic: str
+) -> None:
+    broker = start_broker(offset_metadata_max_bytes=5)
+    async with Cluster(broker.bootstrap) as cluster:
+        await fill(cluster, topic, 1)
+        async with Subscription(cluster, [topic], topic, QUICK) as subscription:
+            with pytest.raises(SemelError, match="OFFSET_METADATA_TOO_LARGE"):
+                await take(subscription)

@@ -54,6 +54,7 @@ HINTS: Final[dict[int, str]] = {
     ErrorCode.INVALID_TXN_STATE: "it timed out, was ended otherwise, or has nothing in it",
     ErrorCode.ILLEGAL_GENERATION: "the consumer group has rebalanced; abort, and read what is assigned now",
     ErrorCode.UNKNOWN_MEMBER_ID: "the consumer has left its group; abort, and join again",
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: "the broker's offset.metadata.max.bytes is the most it allows",
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "ask for an ACL on that transactional id",
     ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for an ACL on that group",
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "look for it with `semel txn list`",

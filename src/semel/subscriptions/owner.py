@@ -240,6 +240,11 @@ class PartitionOwner:
         return self.state is OwnerState.LOST
 
     @property
+    def failure(self) -> SemelError | None:
+        """Why it was lost, if it was."""
+        return self._failure
+
+    @property
     def wants_records(self) -> bool:
         return self._buffered_bytes < BUFFERED_BYTES // 2
 

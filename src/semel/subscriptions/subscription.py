@@ -430,6 +430,8 @@ class Subscription:
                 offset = await owner.take_over()
             except BaseException as error:
                 await owner.close()
+                if owner.failure is not None and is_hopeless(owner.failure):
+                    raise owner.failure from error
                 if not isinstance(error, RetriableError | FencedError | DeliveryLostError):
                     raise
                 log.warning("%s could not be taken over yet: %s", where, error)
