@@ -1,4 +1,7 @@
-"""Java consumers in groups: three share and one leaves, a static member comes back, offsets are reset."""
+"""Java consumers in groups: three share and one leaves, a static member comes back, offsets are reset.
+
+And where consumers begin that have no offset, or one that is gone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def bootstrap() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-@pytest.mark.parametrize("scenario", ["share", "static", "reset"])
+@pytest.mark.parametrize("scenario", ["share", "static", "reset", "policy"])
 def test_java_members(bootstrap: str, topic: str, scenario: str, protocol: str) -> None:
     missing = Java.missing()
     if missing is not None:

@@ -12,9 +12,13 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BooleanSupplier;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.NoOffsetForPartitionException;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.consumer.OffsetOutOfRangeException;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.TopicPartition;
@@ -25,6 +29,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class Members {
     private static final int PARTITIONS = 6;
     private static final int RECORDS = 600;
+    private static final int START = 12;
     private static final long PATIENCE_MS = 40_000;
 
     private final String bootstrap;
@@ -47,6 +52,7 @@ public final class Members {
                 case "share" -> members.share();
                 case "static" -> members.comeBack();
                 case "reset" -> members.reset();
+                case "policy" -> members.policy();
                 default -> throw new IllegalArgumentException(arguments[0]);
             }
             System.out.println("ok");
@@ -98,6 +104,59 @@ public final class Members {
         admin.deleteConsumerGroupOffsets(name, Set.of(new TopicPartition(name, 1))).all().get();
         expect(committed() == RECORDS - 100, committed() + " records are committed");
         admin.deleteConsumerGroups(List.of(name)).all().get();
+    }
+
+    /** Where a group begins that has no offset, or one that is gone, or one that holds. */
+    private void policy() throws Exception {
+        fill();
+        TopicPartition where = new TopicPartition(name, 0);
+        admin.deleteRecords(Map.of(where, RecordsToDelete.beforeOffset(START))).all().get();
+        for (String reset : List.of("earliest", "latest", "none", "by_duration:PT24H")) {
+            for (long committed : new long[] {-1, 3, 20}) {
+                String label = reset.replace(':', '-') + " after " + committed;
+                String group = name + "-" + label.replace(' ', '-');
+                if (committed >= 0) {
+                    Map<TopicPartition, OffsetAndMetadata> offsets = Map.of(where, new OffsetAndMetadata(committed));
+                    admin.alterConsumerGroupOffsets(group, offsets).all().get();
+                }
+                String first = first(group, reset, where);
+                if (committed == 20) {
+                    expect(first.equals("20"), label + ": " + first);
+                } else if (reset.equals("none")) {
+                    expect(first.equals(committed < 0 ? "no offset" : "out of range"), label + ": " + first);
+                } else if (reset.equals("latest")) {
+                    expect(Long.parseLong(first) >= RECORDS / PARTITIONS, label + ": " + first);
+                } else {
+                    expect(first.equals(Integer.toString(START)), label + ": " + first);
+                }
+            }
+        }
+    }
+
+    /** The first offset that a group gets, or why it gets none. Whoever begins at the end needs new records. */
+    private String first(String group, String reset, TopicPartition where) throws InterruptedException {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", bootstrap);
+        settings.put("group.id", group);
+        settings.put("group.protocol", protocol);
+        settings.put("auto.offset.reset", reset);
+        settings.put("enable.auto.commit", "false");
+        ByteArrayDeserializer bytes = new ByteArrayDeserializer();
+        long deadline = System.currentTimeMillis() + PATIENCE_MS;
+        try (KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(settings, bytes, bytes)) {
+            consumer.assign(List.of(where));
+            while (System.currentTimeMillis() < deadline) {
+                for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(500))) {
+                    return Long.toString(record.offset());
+                }
+                fill();
+            }
+            return "nothing";
+        } catch (NoOffsetForPartitionException none) {
+            return "no offset";
+        } catch (OffsetOutOfRangeException gone) {
+            return "out of range";
+        }
     }
 
     private static boolean share(Member... members) {
