@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 from broker_process import BrokerProcess, StartBroker
-from kafka_process import KafkaProcess
+from kafka_process import KafkaProcess, why_no_kafka
 from subscription_cases import entry_of, eventually, fill, quick, readers_pass, records, values
 from transaction_cases import make_topic
 
@@ -123,7 +123,7 @@ def subscribers() -> Iterator[list[Subscriber]]:
 
 
 async def finish(
-    cluster: Cluster, topic: str, output: str, count: int = COUNT, **options: object
+    cluster: Cluster, topic: str, output: str, count: int = COUNT, bad: bytes = b"", **options: object
 ) -> list[int]:
     """Copies in this process what is left; returns the offsets that were delivered here."""
     seen: list[int] = []
@@ -131,6 +131,8 @@ async def finish(
     async def handle(delivery: Delivery) -> None:
         seen.append(delivery.offset)
         await delivery.transaction().publish(output, delivery.value, key=delivery.key)
+        if delivery.value == bad:
+            raise ValueError("bad")
 
     async with Subscription(cluster, [topic], topic, quick(**options)) as subscription:
         running = asyncio.create_task(subscription.channel().run(handle, concurrency=4))
@@ -250,6 +252,37 @@ async def test_a_record_that_kills_its_process_is_given_up_and_nothing_else_is(
     assert (letter.value, dict(letter.headers)[CAUSE]) == (b"3", b"its process died")
 
 
+DEAD: Final = 5
+"""The value that always fails."""
+
+
+async def test_a_subscriber_killed_around_a_dead_letter_leaves_one_of_it(
+    bootstrap: str, cluster: Cluster, topic: str, subscribers: list[Subscriber]
+) -> None:
+    """Before its last failure, after it, and when the letter is written and not committed yet."""
+    steps = ("returned:1", "returned:2", "dead-published")
+    await asyncio.gather(
+        *(killed_around_a_dead_letter(step, bootstrap, cluster, topic, subscribers) for step in steps)
+    )
+
+
+async def killed_around_a_dead_letter(
+    step: str, bootstrap: str, cluster: Cluster, prefix: str, subscribers: list[Subscriber]
+) -> None:
+    topic = f"{prefix}-{step.replace(':', '-')}"
+    output = f"{topic}-out"
+    await fill(cluster, topic, COUNT, keys=KEYS)
+    await make_topic(cluster, output)
+    subscriber = Subscriber(bootstrap, topic, output, nack=str(DEAD), max_attempts="2", die_at=step)
+    subscribers.append(subscriber)
+    await subscriber.died()
+    await finish(cluster, topic, output, bad=b"%d" % DEAD, max_attempts=2)
+    copied = await values(cluster, output)
+    assert copied == sorted(b"%d" % number for number in range(COUNT) if number != DEAD)
+    (letter,) = await records(cluster, f"{topic}.{topic}.dead")
+    assert letter.value == b"%d" % DEAD
+
+
 @pytest.mark.parametrize("step", ["published:2", "offsets-sent:3", "sealed:2"])
 async def test_a_zombie_that_wakes_after_a_rebalance_can_commit_nothing(
     bootstrap: str, cluster: Cluster, topic: str, output: str, subscribers: list[Subscriber], step: str
@@ -280,7 +313,26 @@ async def test_a_zombie_that_wakes_after_a_rebalance_can_commit_nothing(
 async def test_a_broker_killed_again_and_again_neither_loses_nor_doubles(
     start_broker: StartBroker, topic: str, output: str
 ) -> None:
-    broker = start_broker()
+    await copy_while_killed(start_broker(), topic, output, (20, 80, 150))
+
+
+async def test_a_kafka_broker_killed_neither_loses_nor_doubles(
+    tmp_path: Path, topic: str, output: str
+) -> None:
+    if (missing := await asyncio.to_thread(why_no_kafka)) is not None:
+        pytest.skip(missing)
+    broker = await asyncio.to_thread(KafkaProcess, tmp_path / "kafka")
+    try:
+        await asyncio.to_thread(broker.start)
+        await copy_while_killed(broker, topic, output, (20, 150))
+    finally:
+        broker.kill()
+
+
+async def copy_while_killed(
+    broker: BrokerProcess | KafkaProcess, topic: str, output: str, killed_after: tuple[int, ...]
+) -> None:
+    """Copies with a broker that is killed, and started again, after so many."""
     count = 300
     done: Counter[int] = Counter()
     async with Cluster(broker.bootstrap) as cluster:
@@ -293,7 +345,7 @@ async def test_a_broker_killed_again_and_again_neither_loses_nor_doubles(
 
         async with Subscription(cluster, [topic], topic, quick()) as subscription:
             running = asyncio.create_task(subscription.channel().run(handle, concurrency=8))
-            for killed_at in (20, 80, 150):
+            for killed_at in killed_after:
                 await eventually("some are done", lambda at=killed_at: len(done) >= at, WAIT_S)  # type: ignore[misc]
                 await asyncio.to_thread(broker.restart)
             await eventually(
