@@ -140,6 +140,32 @@ def test_performance_tools_and_consumer_groups(tools: Tools, topic: str) -> None
     assert group[1] not in tools.run(GROUPS, "--list").split()
 
 
+def test_records_are_counted_read_deleted_and_timed(tools: Tools, topic: str, tmp_path: Path) -> None:
+    create(tools, topic, partitions=1)
+    produce(tools, topic, records=30)
+    counted = ("--topic", topic, "--time")
+    assert tools.run(TOOLS + "GetOffsetShell", *counted, "latest").split() == [f"{topic}:0:30"]
+    plan = tmp_path / "delete.json"
+    before = {"topic": topic, "partition": 0, "offset": 12}
+    plan.write_text(json.dumps({"version": 1, "partitions": [before]}))
+    assert "low_watermark: 12" in tools.run(TOOLS + "DeleteRecordsCommand", "--offset-json-file", str(plan))
+    assert tools.run(TOOLS + "GetOffsetShell", *counted, "earliest").split() == [f"{topic}:0:12"]
+    reading = ("--topic", topic, "--from-beginning", "--max-messages", "18", "--timeout-ms", "20000")
+    read = tools.run(
+        TOOLS + "consumer.ConsoleConsumer", *reading, "--formatter-property", "print.offset=true"
+    )
+    offsets = [int(offset) for offset in re.findall(r"^Offset:(\d+)\t", read, re.MULTILINE)]
+    assert offsets == list(range(12, 30))
+    timing = ("--topic", topic, "--num-records", "20", "--producer-acks", "all", "--record-size", "50")
+    assert "Avg latency" in tools.run(TOOLS + "EndToEndLatency", *timing)
+
+
+def test_versions_are_shown(tools: Tools) -> None:
+    versions = tools.run(TOOLS + "BrokerApiVersionsCommand")
+    assert re.search(r"Produce\(0\): 0 to 13 \[usable: 13\]", versions), versions
+    assert re.search(r"ConsumerGroupHeartbeat\(68\): 0 to 1 \[usable: 1\]", versions)
+
+
 def test_transactions_are_listed_and_described(tools: Tools, topic: str) -> None:
     create(tools, topic, partitions=1)
     produce(tools, topic, "--transactional-id", topic, "--transaction-duration-ms", "50")
