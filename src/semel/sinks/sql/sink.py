@@ -128,8 +128,11 @@ class SqlSink(TransactionalSink):
         """The sink's row; made, with the tables, if it is not there."""
         for table, statement in self._dialect.create_bookkeeping():
             await make_table(self._dialect, session, table, statement)
-        await self._rows.insert(session, self.sink_id)
         row = await self._rows.read(session, self.sink_id)
+        if row is None:
+            # Only then: an insert would wait, without a limit, for an owner that has written its marker.
+            await self._rows.insert(session, self.sink_id)
+            row = await self._rows.read(session, self.sink_id)
         if row is None:
             raise self._fenced_by(row)
         return row
