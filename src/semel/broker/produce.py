@@ -10,6 +10,7 @@ from __future__ import annotations
 from semel.broker.core import Broker
 from semel.broker.decision import Caller, Decision, Now
 from semel.broker.entries import Append, Entry
+from semel.broker.recompression import MAX_OPENED_BYTES, check_size, find_topic, recompressed
 from semel.broker.refusal import Refused
 from semel.broker.topics import Partition, Topic
 from semel.broker.transactions.writing import Writer
@@ -31,10 +32,9 @@ from semel.wire.messages.produce import (
     TopicProduceResponse,
 )
 from semel.wire.primitives import RecordsField
-from semel.wire.records import recompress_batch, scan_records
+from semel.wire.records import scan_records
 
 _ACKS = (-1, 0, 1)
-_BY_ID = 13
 _BAD_INPUT = frozenset(
     {
         ErrorCode.CORRUPT_MESSAGE,
@@ -47,8 +47,6 @@ _BAD_INPUT = frozenset(
 """Somebody should look at the client that sends such a batch: it goes into the log as well."""
 _SHOWN_CHARACTERS = 100
 """Of a client id, in the log."""
-MAX_OPENED_BYTES = 32 * 1024 * 1024
-"""A batch for a topic with compaction or a codec may not decompress to more: it is opened on the loop."""
 MAX_NAMED_RECORDS = 10_000
 """With more bad records than these in a batch, all of it is said to be bad."""
 
@@ -59,7 +57,7 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
     taken: set[Partition] = set()
     responses = []
     for data in request.topic_data:
-        topic, missing = _find_topic(broker, data, caller.api_version)
+        topic, missing = find_topic(broker, data, caller.api_version)
         parts = []
         for part in data.partition_data:
             try:
@@ -102,12 +100,6 @@ def produce(broker: Broker, request: ProduceRequest, caller: Caller, now: Now) -
     return decision
 
 
-def _find_topic(broker: Broker, data: TopicProduceData, version: int) -> tuple[Topic | None, ErrorCode]:
-    if version >= _BY_ID:
-        return broker.catalog.by_id.get(data.topic_id), ErrorCode.UNKNOWN_TOPIC_ID
-    return broker.catalog.by_name.get(data.name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
 def _label(data: TopicProduceData) -> str:
     return f"topic '{data.name}'" if data.name else f"topic id {data.topic_id.hex()}"
 
@@ -136,9 +128,8 @@ def _append(
         if error is not None:
             raise Refused(error, _why(error, partition, header))
         joined = writer.join(partition, header, transaction)
-    codec = partition.topic.settings.codec
-    if codec is not None and codec != header.codec:
-        batch = _recompress(partition.topic, batch, header, codec)
+    if partition.topic.settings.codec not in (None, header.codec):
+        batch = recompressed(partition.topic, batch, header)
         header = read_header(batch)
     append_time_ms = -1
     if partition.topic.settings.append_time:
@@ -172,30 +163,12 @@ def _judge(topic: Topic, batch: memoryview, now_ms: int) -> BatchHeader:
         header = check_batch(batch)
     except InvalidBatch as invalid:
         raise Refused(invalid.code, str(invalid)) from None
-    _check_size(topic, header.size)
+    check_size(topic, header.size)
     if not settings.append_time:
         _check_times(topic, header, now_ms)
     if settings.compacted:
         _check_keys(batch)
     return header
-
-
-def _check_size(topic: Topic, size: int) -> None:
-    limit = topic.settings.max_message_bytes
-    if size > limit:
-        raise Refused(
-            ErrorCode.MESSAGE_TOO_LARGE, f"the batch has {size} bytes, above max.message.bytes of {limit}"
-        )
-
-
-def _recompress(topic: Topic, batch: memoryview, header: BatchHeader, codec: int) -> memoryview:
-    """The batch in the codec that the topic asks for: it may have become larger."""
-    try:
-        recompressed = recompress_batch(batch, header, codec, MAX_OPENED_BYTES)
-    except InvalidBatch as invalid:
-        raise Refused(invalid.code, str(invalid)) from None
-    _check_size(topic, len(recompressed))
-    return memoryview(recompressed)
 
 
 def _check_times(topic: Topic, header: BatchHeader, now_ms: int) -> None:

@@ -36,6 +36,7 @@ from semel.broker.groups.sync_group import sync_group
 from semel.broker.leader_epochs import offset_for_leader_epoch
 from semel.broker.metadata import describe_cluster, describe_topic_partitions, find_coordinator, metadata
 from semel.broker.produce import produce
+from semel.broker.recompression import Recompression, recompressions
 from semel.broker.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from semel.broker.topic_admin import create_partitions, create_topics, delete_records, delete_topics
 from semel.broker.transactions.describing import (
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
 Decode = Callable[[memoryview, int, int], tuple[Any, int]]
 Decide = Callable[[Broker, Any, Caller, Now], Decision]
 Serve = Callable[["Node", Slot, Any], None]
+Prepare = Callable[[Broker, Any, int], list[Recompression]]
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,6 +131,8 @@ class ServedApi:
     serve: Serve | None = None
     reads_only: bool = False
     """May be answered from the old state while the broker recovers from a failed write."""
+    prepare: Prepare | None = None
+    """What has to be done first that takes too long for the loop."""
 
 
 def _decided(key: ApiKey, decode: Decode, decide: Decide, *, reads_only: bool = False) -> ServedApi:
@@ -148,7 +152,7 @@ def _answer_api_versions(node: Node, slot: Slot, request: ApiVersionsRequest) ->
 def served_apis() -> dict[int, ServedApi]:
     """Everything that this broker answers."""
     table = (
-        _decided(ApiKey.PRODUCE, ProduceRequest.decode, produce),
+        ServedApi(APIS[ApiKey.PRODUCE], ProduceRequest.decode, decide=produce, prepare=recompressions),
         _served(ApiKey.FETCH, FetchRequest.decode, lambda node, slot, request: node.fetch(slot, request)),
         _served(
             ApiKey.LIST_OFFSETS,

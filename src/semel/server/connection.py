@@ -195,6 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_stopping = False
         self._muted_until_ms = 0
         self._unmute_timer: asyncio.TimerHandle | None = None
+        self._is_held = False
         self._parked: Parked | None = None
 
     # The life of the connection.
@@ -326,6 +327,7 @@ class Connection(asyncio.BufferedProtocol):
             and not self._write_paused
             and not self._is_stopping
             and self._unmute_timer is None
+            and not self._is_held
         )
 
     def _start_frame(self, size: int, received: memoryview) -> None:
@@ -412,6 +414,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def _unmute(self) -> None:
         self._unmute_timer = None
+        if not self.is_closed:
+            self._catch_up()
+
+    def hold(self) -> None:
+        """Take no request until `release`: the last one is not decided yet, and they are decided in order."""
+        self._is_held = True
+
+    def release(self) -> None:
+        self._is_held = False
         if not self.is_closed:
             self._catch_up()
 

@@ -22,6 +22,7 @@ from semel.broker.counters import Counters
 from semel.broker.decision import Caller, Decision, Now, Parked
 from semel.broker.groups.settings import GroupSettings
 from semel.broker.produce import produce
+from semel.broker.recompression import Recompression
 from semel.broker.tick import tick
 from semel.broker.transactions.hearing import Hearing
 from semel.broker.transactions.timeouts import start_clocks
@@ -116,6 +117,7 @@ class Node:
         self._space: SpaceGuard | None = None
         self._is_stopping = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="semel-files")
+        self._codecs = ThreadPoolExecutor(1, thread_name_prefix="semel-codecs")
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_connections = settings.integer("max.connections")
@@ -169,6 +171,7 @@ class Node:
             await self._loop.run_in_executor(self._worker, journal.close)
             life.release(journal.released)
         self._worker.shutdown(wait=True)
+        self._codecs.shutdown(wait=True)
         if self._lock is not None:
             self._lock.release()
 
@@ -406,6 +409,11 @@ class Node:
 
     def _answer(self, served: ServedApi, slot: Slot, request: Message) -> None:
         try:
+            if served.prepare is not None:
+                work = served.prepare(self.life.broker, request, slot.header.api_version)
+                if work:
+                    self._prepare(served, slot, request, work)
+                    return
             if served.decide is not None:
                 self._decide(served, slot, request)
             else:
@@ -416,6 +424,26 @@ class Node:
         except Exception:
             log.exception("a %s request of %s failed; this is a bug", served.api.name, slot.connection.peer)
             slot.connection.abort()
+
+    def _prepare(self, served: ServedApi, slot: Slot, request: Message, work: list[Recompression]) -> None:
+        """Have done elsewhere what takes too long; later requests of the connection wait for this one."""
+        assert self._loop is not None
+        slot.connection.hold()
+        preparing = self._loop.run_in_executor(self._codecs, _recompress, work)
+        preparing.add_done_callback(lambda prepared: self._prepared(served, slot, request, prepared))
+
+    def _prepared(
+        self, served: ServedApi, slot: Slot, request: Message, prepared: asyncio.Future[None]
+    ) -> None:
+        connection = slot.connection
+        try:
+            prepared.result()
+            if slot.is_open:
+                self._decide(served, slot, request)
+        except Exception:
+            log.exception("a %s request of %s failed; this is a bug", served.api.name, connection.peer)
+            connection.abort()
+        connection.release()
 
     def _unsupported(self, slot: Slot, served: ServedApi | None) -> None:
         header = slot.header
@@ -498,6 +526,11 @@ class Node:
     def describe_quorum(self, slot: Slot, request: DescribeQuorumRequest) -> None:
         endpoint = slot.connection.endpoint
         slot.answer(describe_quorum(self.life, endpoint, request, self.clock.wall_ms()))
+
+
+def _recompress(work: list[Recompression]) -> None:
+    for each in work:
+        each.run()
 
 
 def new_topic_id() -> bytes:

@@ -16,6 +16,7 @@ from semel.server.connection import Connection
 from semel.server.intake import Intake
 from semel.server.node import Node
 from semel.server.settings import Settings
+from semel.wire.compression import Codec
 from semel.wire.frames import Message, decode_response, request_frame
 from semel.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from semel.wire.messages.produce import (
@@ -135,6 +136,9 @@ class Client:
             frame = frame[taken:]
             self._connection.buffer_updated(taken)
 
+    def hang_up(self) -> None:
+        self._connection.connection_lost(None)
+
     def answer(self, request: Message, version: int, response_type: Any) -> Any:
         """The answer, which must be there."""
         assert self.wire.written, "there is no answer"
@@ -160,8 +164,9 @@ class Client:
         return int(response.responses[0].partition_responses[0].error_code)
 
 
-def produce_request(value: bytes) -> ProduceRequest:
-    part = PartitionProduceData(index=0, records=memoryview(build_batch([Record(None, value)])))
+def produce_request(value: bytes, codec: Codec = Codec.NONE) -> ProduceRequest:
+    batch = build_batch([Record(None, value)], codec=codec)
+    part = PartitionProduceData(index=0, records=memoryview(batch))
     return ProduceRequest(acks=-1, topic_data=[TopicProduceData(name=TOPIC, partition_data=[part])])
 
 
