@@ -40,6 +40,7 @@ MODULES: Final = (
     "broker.decision",
     "broker.entries",
     "broker.produce",
+    "broker.recompression",
     "broker.refusal",
     "broker.topics",
     "broker.transaction_messages",
