@@ -87,11 +87,10 @@ class TableOutput(Output):
             ]
 
     async def is_amid_epoch(self) -> bool:
-        """A backend of the sink is in a transaction, or has rows staged that are not yet in the table."""
+        """The sink's own connection is at work, or those of tasks that stage rows are there as well."""
         with psycopg.connect(self._dsn) as connection:
             found = connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s "
-                "AND state <> 'idle' AND pid <> pg_backend_pid()",
-                (f"%{NAME}%",),
+                "SELECT count(*) > 1 OR bool_or(state <> 'idle') FROM pg_stat_activity "
+                "WHERE application_name LIKE 'semel:%'"
             ).fetchone()
-        return found is not None and int(found[0]) > 0
+        return found is not None and bool(found[0])

@@ -37,6 +37,9 @@ PARTITIONS: Final = 4
 DEFAULT_ORDERS: Final = 60_000
 ORDERS_A_SECOND: Final = 1_000
 LOOK_EVERY_S: Final = 0.25
+# An epoch may be open for a few milliseconds only.
+CATCH_EVERY_S: Final = 0.01
+CATCH_EPOCH_S: Final = 5.0
 # A killed driver needs a new JVM and a new session each time; a machine with other work needs longer.
 CAUGHT_UP_TIMEOUT_S: Final = 300.0
 
@@ -82,7 +85,7 @@ class Demonstration:
         self._console = console
         self._began = time.monotonic()
         # When this share of all orders has come out, this happens.
-        self._faults: list[tuple[float, Callable[[], None]]] = [
+        self._faults: list[tuple[float, Callable[[str], None]]] = [
             (0.10, self._kill_driver),
             (0.35, self._kill_broker),
             (0.55, self._kill_driver),
@@ -129,20 +132,29 @@ class Demonstration:
     async def _maybe_kill(self, count: int) -> None:
         if not self._faults or count < self._faults[0][0] * self.orders:
             return
-        if await self.output.is_amid_epoch():
-            self._faults.pop(0)[1]()
+        moment = "in the middle of an epoch" if await self._catch_epoch() else "between two epochs"
+        self._faults.pop(0)[1](moment)
 
-    def _kill_driver(self) -> None:
+    async def _catch_epoch(self) -> bool:
+        """Waits for an epoch to be open; not for ever, since all orders may be out."""
+        give_up = time.monotonic() + CATCH_EPOCH_S
+        while time.monotonic() < give_up:
+            if await self.output.is_amid_epoch():
+                return True
+            await asyncio.sleep(CATCH_EVERY_S)
+        return False
+
+    def _kill_driver(self, moment: str) -> None:
         pid = self.driver.pid
         self.driver.kill()
-        self.killed.append(f"Spark driver {pid}, with an epoch open")
-        self._tell(f"[red]kill -9[/red] of the Spark driver, pid {pid}, in the middle of an epoch")
+        self.killed.append(f"Spark driver {pid}, {moment}")
+        self._tell(f"[red]kill -9[/red] of the Spark driver, pid {pid}, {moment}")
 
-    def _kill_broker(self) -> None:
+    def _kill_broker(self, moment: str) -> None:
         pid = self.broker.pid
         self.broker.kill()
-        self.killed.append(f"broker {pid}, with an epoch open")
-        self._tell(f"[red]kill -9[/red] of the broker, pid {pid}, in the middle of an epoch")
+        self.killed.append(f"broker {pid}, {moment}")
+        self._tell(f"[red]kill -9[/red] of the broker, pid {pid}, {moment}")
         self._tell(f"broker is back on its directory after {self.broker.start():.2f} s")
 
     def _revive(self) -> None:
