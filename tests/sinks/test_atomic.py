@@ -19,7 +19,7 @@ from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import ConfigError, SemelError
 from semel.sinks.atomic import Atomic, AtomicSettings, transaction
 from semel.sinks.atomic.slot import Slot
-from semel.sinks.errors import BeginFailed, CommitFailed, FencedOut, InitFailed
+from semel.sinks.errors import BeginFailed, CommitFailed, ConnectionLost, FencedOut, InitFailed
 
 
 async def leave_prepared(target: Target, number: int, *, decided: bool) -> Atomic:
@@ -143,6 +143,21 @@ async def test_a_caller_that_is_cancelled_leaves_both_halves_or_none(target: Tar
             await asyncio.gather(paying, return_exceptions=True)
         await pay(atomic, 100)
     assert 100 in await target.both()
+
+
+async def test_a_statement_that_is_given_up_leaves_later_connections_alone(target: Target) -> None:
+    """Its descriptor would be given to the next connection while the loop still waits for the old one."""
+    impatient = AtomicSettings(fence_timeout=0.3, commit_timeout=0.5, begin_timeout=20)
+    async with (
+        await psycopg.AsyncConnection.connect(target.dsn) as blocker,
+        target.open(pool=1, settings=impatient) as atomic,
+    ):
+        slot = await atomic._ready.get()
+        await slot.begin()
+        await blocker.execute(f"SELECT FROM {impatient.table} FOR UPDATE")
+        with pytest.raises(ConnectionLost, match=r"has not answered .* for 0\.5 s"):
+            await slot.save(await slot.prepare())
+        assert await target.table_ids() == []
 
 
 async def test_the_older_of_two_owners_stops(target: Target) -> None:

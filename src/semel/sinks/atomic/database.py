@@ -8,6 +8,7 @@ that it has saved and not committed; its backend stands in the row, so that the 
 import asyncio
 import secrets
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple, TypeVar, cast
 
@@ -20,6 +21,7 @@ from semel.client.producer import ProducerIdentity
 from semel.errors import ConfigError
 from semel.sinks.atomic.settings import AtomicSettings
 from semel.sinks.errors import ConnectionLost, FencedOut, InitFailed
+from semel.sinks.postgres.session import hang_up
 
 T = TypeVar("T")
 
@@ -233,7 +235,7 @@ class SlotSession:
         self._settings = settings
         self._table = table_identifier(settings.table)
         self._connection: AsyncConnection[TupleRow] | None = None
-        self._abandoned: set[asyncio.Task[Any]] = set()
+        self._running: set[asyncio.Future[Any]] = set()
 
     @property
     def connection(self) -> AsyncConnection[TupleRow]:
@@ -350,20 +352,20 @@ class SlotSession:
         The driver would wait for the server even when it is cancelled, so it is left alone.
         """
         task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._ran)
         done, _ = await asyncio.wait({task}, timeout=self._settings.commit_timeout)
         if done:
             return task.result()
-        self._abandoned.add(task)
-        task.add_done_callback(self._forget)
         self.drop()
         raise ConnectionLost(
             f"the database has not answered {self._name} for {self._settings.commit_timeout:g} s"
         )
 
-    def _forget(self, task: "asyncio.Future[Any]") -> None:
-        self._abandoned.discard(cast("asyncio.Task[Any]", task))
+    def _ran(self, task: "asyncio.Future[Any]") -> None:
+        self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # it was given up: what became of it is asked for by other means
+            task.exception()  # where it was given up, what became of it is asked for by other means
 
     async def _fenced(self) -> FencedOut:
         query = sql.SQL("SELECT owner_text FROM {} WHERE transactional_id = %s").format(self._table)
@@ -385,8 +387,17 @@ class SlotSession:
     def drop(self) -> None:
         """Lets go of the session at once. The server rolls back what it had open."""
         connection, self._connection = self._connection, None
-        if connection is not None:
+        if connection is None:
+            return
+        if not self._running:
             connection.pgconn.finish()
+            return
+        # Closed under a statement that still runs, its descriptor would stay with the loop, and be taken for
+        # that of the next connection.
+        with suppress(psycopg.Error):  # it is lost already
+            hang_up(connection.fileno())
+        ended = asyncio.gather(*self._running, return_exceptions=True)
+        ended.add_done_callback(lambda _: connection.pgconn.finish())
 
 
 async def end_backends(connection: AsyncConnection[TupleRow], backends: Sequence[Backend]) -> None:

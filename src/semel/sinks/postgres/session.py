@@ -159,14 +159,14 @@ class PostgresSession(SqlSession):
             raise _failure(error) from error
         except asyncio.CancelledError:
             self._is_cut = True
-            _hang_up(self._connection.fileno())
+            hang_up(self._connection.fileno())
             await asyncio.wait({task}, timeout=HANG_UP_TIMEOUT_S)
             if task.done() and not task.cancelled():
                 task.exception()  # it is expected, and seen
             raise
 
 
-def _hang_up(fileno: int) -> None:
+def hang_up(fileno: int) -> None:
     """Shuts the connection down under psycopg, which then finds it at its end."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as connection:
         connection.shutdown(socket.SHUT_RDWR)
