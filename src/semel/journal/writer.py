@@ -11,8 +11,9 @@ Four positions, each at or below the one before:
 
 With durability `fsync` a cycle is: take all that is queued and fits the file, one write and one fdatasync (a
 single system call), `after_sync` with the attachments of those groups, `on_released`. What was queued
-meanwhile is the next cycle: that is the whole of group commit. With durability `os` the fdatasync is left
-out, except for a group that asks for it, at the end of a file and at close, so `synced` falls behind.
+meanwhile, by whole turns of the event loop, is the next cycle: that is the whole of group commit. With
+durability `os` the fdatasync is left out, except for a group that asks for it, at the end of a file and at
+close, so `synced` falls behind.
 
 The first failure is the last. Nothing is tried again in place: the writer drops what is queued, calls
 `on_failure` once, and refuses everything from then on. `on_failure` gets D, the position beyond which nothing
@@ -100,6 +101,9 @@ class JournalWriter:
 
         self._mutex = threading.Lock()
         self._queue: deque[_Queued] = deque()
+        self._offered = start
+        self._after_turn: Callable[[Callable[[], None]], object] | None = None
+        self._offer_due = False
         self._horizon = 0
         self._closing = False
         self._claim_due = False
@@ -139,11 +143,22 @@ class JournalWriter:
                 raise StorageError("the journal takes no more writes: it was closed; start the broker again")
             end = self._enqueue(entries, sync, attachment)
             self._claim_due = True
+        if self._after_turn is None:
+            self._offer()
+        elif not self._offer_due:
+            self._offer_due = True
+            self._after_turn(self._offer)
+        return end
+
+    def _offer(self) -> None:
+        """Let the thread take all that is queued."""
+        self._offer_due = False
+        with self._mutex:
+            self._offered = self.end
             wake = self._resting
             self._resting = False
         if wake:
             self._wake.release()
-        return end
 
     def delete_before(self, horizon: int) -> None:
         """Delete the files that hold nothing at or beyond `horizon`, in the writer's own time."""
@@ -160,8 +175,13 @@ class JournalWriter:
         if wake:
             self._wake.release()
 
-    def start(self) -> None:
-        """Run the writer in a thread."""
+    def start(self, after_turn: Callable[[Callable[[], None]], object] | None = None) -> None:
+        """Run the writer in a thread.
+
+        With `after_turn`, which calls back at the end of a turn of the event loop, all that is queued in one
+        turn is offered to the thread together: else a cycle would often begin with the first group of many.
+        """
+        self._after_turn = after_turn
         self._own_thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._own_thread.start()
 
@@ -172,6 +192,7 @@ class JournalWriter:
             if not drain and self._queue:
                 self.end = self._queue[0].end - self._queue[0].size
                 self._queue.clear()
+            self._offered = self.end
             wake = self._resting
             self._resting = False
         if self._own_thread is None:
@@ -203,7 +224,7 @@ class JournalWriter:
     def _rest(self) -> None:
         """Wait until there is something to do; rest long enough, and claim what was written."""
         with self._mutex:
-            if self._queue or self._closing or self._spare_wanted or self._deletable() is not None:
+            if self._has_offer() or self._closing or self._spare_wanted or self._deletable() is not None:
                 return
             self._resting = True
             claim_due = self._claim_due and self.synced == self.end
@@ -219,7 +240,10 @@ class JournalWriter:
 
     def _enqueue_claim(self) -> None:
         self._claim_due = False
-        self._enqueue((), True, None)
+        self._offered = self._enqueue((), True, None)
+
+    def _has_offer(self) -> bool:
+        return bool(self._queue) and self._queue[0].end <= self._offered
 
     def step(self) -> bool:
         """Run one cycle and say whether there was anything to do. A simulation calls it; it has no thread."""
@@ -237,7 +261,7 @@ class JournalWriter:
     def _take(self) -> list[_Queued]:
         """The queued groups that one write can take, after a roll if the next does not fit the file."""
         with self._mutex:
-            if not self._queue:
+            if not self._has_offer():
                 return []
             size = self._queue[0].size
         if self.written + size > self._head.limit:
@@ -247,7 +271,7 @@ class JournalWriter:
         buffers = 0
         with self._mutex:
             queue = self._queue
-            while queue and queue[0].size <= room:
+            while queue and queue[0].size <= room and queue[0].end <= self._offered:
                 buffers += len(queue[0].buffers)
                 if batch and buffers > IOV_MAX:
                     break

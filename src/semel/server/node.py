@@ -267,7 +267,8 @@ class Node:
         self.fetcher.life = life
         start_clocks(life.broker, self.now())
         if isinstance(life.journal, JournalWriter):
-            life.journal.start()
+            assert self._loop is not None
+            life.journal.start(self._loop.call_soon)
             assert self._disk is not None
             self._checkpointer = Checkpointer(life, self._disk, self.layout, self.settings, self.in_worker)
             self._checkpointing = self._spawn(self._checkpoints(self._checkpointer))

@@ -4,6 +4,7 @@ import errno
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -417,11 +418,13 @@ class Waiter:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.released = 0
+        self.positions: list[int] = []
         self.failure: BaseException | None = None
 
     def on_released(self, position: int) -> None:
         with self.changed:
             self.released = position
+            self.positions.append(position)
             self.changed.notify_all()
 
     def on_failure(self, error: BaseException, believed: int) -> None:
@@ -472,6 +475,21 @@ def test_the_thread_writes_what_several_threads_append(tmp_path: Path) -> None:
     for number in range(4):
         own = [entry for entry in found if entry.startswith(b"%d " % number)]
         assert own == [b"%d %d" % (number, count) for count in range(50)]
+
+
+def test_the_thread_takes_what_was_queued_in_one_turn_of_the_loop_together(tmp_path: Path) -> None:
+    waiter = Waiter()
+    writer = threaded_writer(tmp_path / "journal", waiter)
+    turns: list[Callable[[], None]] = []
+    writer.start(turns.append)
+    ends = [writer.append([[b"%d" % number]]) for number in range(200)]
+    assert len(turns) == 1, "it asks once a turn"
+    turns.pop()()
+    waiter.wait_for(ends[-1])
+    assert waiter.positions == [ends[-1]], "one cycle for all of them"
+    last = writer.append([[b"at the end"]])
+    writer.close()
+    assert writer.released >= last, "a close waits for no turn"
 
 
 def test_the_thread_claims_what_it_wrote_when_it_rests(
