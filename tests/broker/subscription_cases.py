@@ -54,8 +54,15 @@ async def values(cluster: Cluster, topic: str) -> list[bytes | None]:
     return sorted(value for partition in await read_committed(cluster, topic) for value in partition)  # type: ignore[type-var]
 
 
-async def records(cluster: Cluster, topic: str) -> list[Record]:
-    """All that is committed in a topic, as records."""
+async def records(cluster: Cluster, topic: str, at_least: int = 0) -> list[Record]:
+    """All that is committed in a topic, as records; Kafka shows a commit a moment after it has answered."""
+    async with asyncio.timeout(WAIT_S):
+        while len(found := await _records(cluster, topic)) < at_least:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def _records(cluster: Cluster, topic: str) -> list[Record]:
     options = ConsumerOptions(isolation_level=READ_COMMITTED, max_wait_ms=50)
     found: list[Record] = []
     async with Consumer(cluster, options) as consumer:
