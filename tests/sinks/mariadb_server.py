@@ -21,7 +21,7 @@ UNPRIVILEGED_USERS = ("mysql", "nobody")
 DATABASE = "semel"
 # Tests that hurt no server run on this one, too: mysql://user:password@host:3306, whose database `semel` is
 # theirs to drop.
-GIVEN_MYSQL = "SEMEL_TEST_MYSQL"
+GIVEN_MYSQL = "TEST_MYSQL"
 
 
 # What `mariadb-install-db` reads; the script itself needs the client's package as well.

@@ -1,6 +1,6 @@
 """What comes out of MySQL is what went in, for every type and way of loading; what does not fit is named.
 
-The server is MariaDB, and also the MySQL whose URL SEMEL_TEST_MYSQL gives: its database is emptied.
+The server is MariaDB, and also the MySQL whose URL TEST_MYSQL gives: its database is emptied.
 """
 
 from __future__ import annotations
