@@ -68,9 +68,9 @@ def kept(server: MariaDBServer) -> list[tuple[Any, ...]]:
     return server.query("SELECT * FROM kept ORDER BY id")
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], bool], every_s: float = 0.01) -> None:
     while not is_so():  # noqa: ASYNC110 - the server does not call
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every_s)
 
 
 def ids(server: MariaDBServer) -> list[int]:
@@ -560,7 +560,8 @@ async def test_a_deadlock_loses_nothing(changed: MariaDBServer, strategy: str) -
             cursor.execute("UPDATE kept SET at = 1 WHERE id = 2")
             commit = asyncio.create_task(sink.commit(1, receipts))
             waiting = "SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
-            await until(lambda: bool(changed.query(waiting)))
+            # That table is a picture that stays the same as long as someone looks every tenth of a second.
+            await until(lambda: bool(changed.query(waiting)), every_s=0.2)
             await asyncio.to_thread(cursor.execute, "UPDATE kept SET at = 1 WHERE id = 1")
             cursor.execute("COMMIT")
         other.close()
