@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess, why_no_kafka
 
+from semel.client.cluster import Cluster
 from semel.embedded import Broker
 
 
@@ -55,6 +56,19 @@ def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def semel_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """Semel, one for each module of tests that are held to the same claims as Kafka."""
+    process = BrokerProcess(tmp_path_factory.mktemp(request.module.__name__) / "broker").start()
+    try:
+        yield process
+        assert "this is a bug" not in process.log, process.log
+    finally:
+        process.kill()
+
+
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
     """Apache Kafka, one for all tests that hold it to the same claims."""
@@ -69,6 +83,19 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProc
 
 
 @pytest.fixture
+async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
+    """A client of the broker that the test is about."""
+    async with Cluster(bootstrap) as connected:
+        yield connected
+
+
+@pytest.fixture
 def topic() -> str:
     """A topic name of this test's own."""
     return f"topic-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def output(topic: str) -> str:
+    """Another, for what is made of the first one's records."""
+    return f"{topic}-out"

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,26 +39,10 @@ TWO_PHASE = TransactionOptions(two_phase=True)
 SMALL_BATCHES = ProducerOptions(linger_ms=0, batch_bytes=200)
 
 
-@pytest.fixture(scope="module")
-def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("transactions") / "broker").start()
-    try:
-        yield process
-        assert "this is a bug" not in process.log, process.log
-    finally:
-        process.kill()
-
-
 @pytest.fixture(params=["semel", "kafka"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture(params=[2, 1], ids=["version-2", "version-1"])

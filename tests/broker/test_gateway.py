@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -33,26 +33,10 @@ COUNT: Final = 12
 NEW_KEY: Final = ("-newkey", "rsa:2048", "-nodes", "-keyout")
 
 
-@pytest.fixture(scope="module")
-def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("gateway") / "broker").start()
-    try:
-        yield process
-        assert "this is a bug" not in process.log, process.log
-    finally:
-        process.kill()
-
-
 @pytest.fixture(params=["semel", "kafka"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
 
 
 @pytest.fixture
@@ -71,11 +55,6 @@ def address(gateway: GatewayServer) -> str:
 async def subscriber(address: str) -> AsyncIterator[GrpcSubscriber]:
     async with GrpcSubscriber(address) as connected:
         yield connected
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
 
 
 async def test_a_delivery_is_worked_on_in_a_transaction_that_commits_with_its_ack(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -42,31 +41,10 @@ SUBSCRIBER_STEPS: Final = [
 ON_KAFKA: Final = {"published:2", "offsets-sent:3", "committed:3", "applied:2", "acked:3"}
 
 
-@pytest.fixture(scope="module")
-def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("gateway-killed") / "broker").start()
-    try:
-        yield process
-        assert "this is a bug" not in process.log, process.log
-    finally:
-        process.kill()
-
-
 @pytest.fixture
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
 
 
 def on_both(steps: list[str]) -> list[object]:

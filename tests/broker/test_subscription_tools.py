@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,17 +41,6 @@ def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPro
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
 
 
 def copy_in_threads(bootstrap: str, topic: str, output: str, count: int, failures: list[bytes]) -> None:

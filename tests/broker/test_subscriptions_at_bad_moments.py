@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from broker_process import BrokerProcess, StartBroker
@@ -35,31 +35,10 @@ from semel.wire.records import Record
 TIMEOUT_S = 60
 
 
-@pytest.fixture(scope="module")
-def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("bad-moments") / "broker").start()
-    try:
-        yield process
-        assert "this is a bug" not in process.log, process.log
-    finally:
-        process.kill()
-
-
 @pytest.fixture(params=["semel", "kafka"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -54,31 +54,10 @@ STEPS: Final = [
 ]
 
 
-@pytest.fixture(scope="module")
-def semel_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = BrokerProcess(tmp_path_factory.mktemp("killed") / "broker").start()
-    try:
-        yield process
-        assert "this is a bug" not in process.log, process.log
-    finally:
-        process.kill()
-
-
 @pytest.fixture(params=["semel", "kafka"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     process: BrokerProcess | KafkaProcess = request.getfixturevalue(f"{request.param}_broker")
     return process.bootstrap
-
-
-@pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
-    async with Cluster(bootstrap) as connected:
-        yield connected
-
-
-@pytest.fixture
-def output(topic: str) -> str:
-    return f"{topic}-out"
 
 
 class Subscriber:
