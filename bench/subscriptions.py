@@ -1,12 +1,14 @@
 """Deliveries a second, with a transaction each: a subscription, and the same loop by hand on confluent-kafka.
 
-    .venv/bin/python bench/subscriptions.py [--seconds 4] [--rounds 3] [--channels 1,50] [--only semel|kafka]
+    .venv/bin/python bench/subscriptions.py [--seconds 4] [--rounds 3] [--channels 1,50] [--batches 1,100]
+                                            [--only semel|kafka]
 
 The loop takes a record, publishes one of 100 bytes, and commits the record's offset and its output in one
 transaction. By hand that is a consumer, a transactional producer and `send_offsets_to_transaction`, one pair
 of them and one thread a channel. A subscription has eight connections for all of its channels. Every channel
 has a partition of its own. Times are from before the publish to after the commit. Both loops take turns,
-round by round, and the median round of each is told, with the range of all.
+round by round, and the median round of each is told, with the range of all, and with the median of what the
+one took for each that the other took in the same round.
 """
 
 from __future__ import annotations
@@ -32,13 +34,16 @@ from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.producer import Producer as SemelProducer
 from semel.subscriptions import Subscription, SubscriptionOptions
+from semel.wire.records import Record
 
 VALUE: Final = b"x" * 100
-BATCH: Final = 100
 WARM_UP_S: Final = 2.0
 READ_TIMEOUT_S: Final = 0.2
-# More than any loop takes in the time that it has.
-RECORDS_A_SECOND: Final = 3_000
+PATIENCE_S: Final = 10.0
+# More than any loop takes in the time that it has, with a transaction each and in batches.
+RECORDS_A_SECOND: Final = 6_000
+BATCHED_RECORDS_A_SECOND: Final = 200_000
+FILLED_AT_ONCE: Final = 1_000
 KINDS: Final = ("subscription", "by hand")
 BROKERS: Final[dict[str, Callable[[Path], brokers.BrokerUnderTest]]] = {
     "semel": lambda directory: brokers.semel(directory, "fsync"),
@@ -62,11 +67,13 @@ class Figures(NamedTuple):
 class Meter:
     """Counts what is done between the end of the warm-up and the end of the run."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, records: int) -> None:
         self.begin = time.perf_counter() + WARM_UP_S
         self.end = self.begin + seconds
         self.times_ms: list[float] = []
         self.done = 0
+        self._records = records
+        self._taken = 0  # in the warm-up, too
         self._cpu_s = _cpu_s()
         self._is_warm = False
         self._lock = threading.Lock()
@@ -75,6 +82,7 @@ class Meter:
         """One transaction is committed; False when time is up."""
         now = time.perf_counter()
         with self._lock:
+            self._taken += deliveries
             if not self._is_warm and now >= self.begin:
                 self._is_warm = True
                 self._cpu_s = _cpu_s()
@@ -84,6 +92,8 @@ class Meter:
         return now < self.end
 
     def figures(self) -> Figures:
+        if self._taken > self._records * 9 // 10:
+            sys.exit(f"{self._taken} of {self._records} records were taken: the loop ran dry, fill in more")
         cpu_us = (_cpu_s() - self._cpu_s) * 1_000_000
         ordered = sorted(self.times_ms) or [0.0]
         return Figures(
@@ -99,13 +109,22 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def records_for(batch: int, seconds: float) -> int:
+    rate = BATCHED_RECORDS_A_SECOND if batch > 1 else RECORDS_A_SECOND
+    return int(rate * (seconds + WARM_UP_S))
+
+
 async def fill(bootstrap: str, topic: str, partitions: int, records: int) -> None:
     async with Cluster(bootstrap) as cluster:
         await Admin(cluster).create_topic(topic, partitions=partitions)
         await Admin(cluster).create_topic(f"{topic}-out", partitions=1)
         async with SemelProducer(cluster) as producer:
-            for number in range(records):
-                await producer.send(topic, VALUE, partition=number % partitions)
+            for partition in range(partitions):
+                left = records // partitions
+                while left > 0:
+                    many = [Record(None, VALUE) for _ in range(min(left, FILLED_AT_ONCE))]
+                    await producer.send_many(topic, many, partition)
+                    left -= len(many)
 
 
 # By a subscription
@@ -116,9 +135,10 @@ async def subscribed(bootstrap: str, topic: str, channels: int, batch: int, seco
     async with Cluster(bootstrap) as cluster, Subscription(cluster, [topic], topic, options) as subscription:
         while len(subscription.partitions) < channels:  # noqa: ASYNC110 - it is no part of what is measured
             await asyncio.sleep(0.01)
-        meter = Meter(seconds)
+        meter = Meter(seconds, records_for(batch, seconds))
         works = [work(subscription, f"{topic}-out", batch, meter) for _ in range(channels)]
-        await asyncio.gather(*works)
+        async with asyncio.timeout(WARM_UP_S + seconds + PATIENCE_S):
+            await asyncio.gather(*works)
         return meter.figures()
 
 
@@ -145,7 +165,7 @@ async def work(subscription: Subscription, output: str, batch: int, meter: Meter
 
 def by_hand(bootstrap: str, topic: str, channels: int, batch: int, seconds: float) -> Figures:
     pairs = [open_pair(bootstrap, topic, number) for number in range(channels)]
-    meter = Meter(seconds)
+    meter = Meter(seconds, records_for(batch, seconds))
     threads = [
         threading.Thread(target=loop_by_hand, args=(*pair, f"{topic}-out", batch, meter)) for pair in pairs
     ]
@@ -205,8 +225,7 @@ def loop_by_hand(consumer: Consumer, producer: Producer, output: str, batch: int
 def measure(kind: str, bootstrap: str, channels: int, batch: int, seconds: float) -> None:
     """One load, in a process of its own so that its CPU time is its own."""
     topic = f"bench-{os.getpid()}-{kind.replace(' ', '-')}-{channels}-{batch}"
-    rate = RECORDS_A_SECOND * (20 if batch > 1 else 1)
-    asyncio.run(fill(bootstrap, topic, channels, int(rate * (seconds + WARM_UP_S))))
+    asyncio.run(fill(bootstrap, topic, channels, records_for(batch, seconds)))
     if kind == "subscription":
         import uvloop
 
@@ -217,15 +236,18 @@ def measure(kind: str, bootstrap: str, channels: int, batch: int, seconds: float
     os._exit(0)  # consumers and producers by hand take long to say goodbye
 
 
-def measure_all(bootstrap: str, channels: list[int], seconds: float, rounds: int) -> None:
-    for count in channels:
-        for batch in (1, BATCH):
-            found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
-            for _ in range(rounds):
-                for kind in KINDS:
-                    found[kind].append(measured(kind, bootstrap, str(count), str(batch), str(seconds)))
+def measure_all(bootstrap: str, shapes: list[tuple[int, int]], seconds: float, rounds: int) -> None:
+    for channels, batch in shapes:
+        found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
+        for _ in range(rounds):
             for kind in KINDS:
-                tell(kind, count, batch, sorted(found[kind]))
+                found[kind].append(measured(kind, bootstrap, str(channels), str(batch), str(seconds)))
+        ratios = sorted(
+            ours.deliveries_s / theirs.deliveries_s for ours, theirs in zip(*found.values(), strict=True)
+        )
+        for kind in KINDS:
+            tell(kind, channels, batch, sorted(found[kind]))
+        print(f"  {'':28} of theirs     {ratios[rounds // 2]:7.2f}    ({ratios[0]:.2f} to {ratios[-1]:.2f})")
 
 
 def measured(*arguments: str) -> Figures:
@@ -241,14 +263,17 @@ def tell(kind: str, channels: int, batch: int, rounds: list[Figures]) -> None:
 
 
 def with_broker(
-    make: Callable[[Path], brokers.BrokerUnderTest], channels: list[int], seconds: float, rounds: int
+    make: Callable[[Path], brokers.BrokerUnderTest],
+    shapes: list[tuple[int, int]],
+    seconds: float,
+    rounds: int,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="semel-bench-", dir=Path.cwd()) as directory:
         broker = make(Path(directory) / "broker")
         broker.start()
         try:
             print(broker.name, flush=True)
-            measure_all(broker.bootstrap, channels, seconds, rounds)
+            measure_all(broker.bootstrap, shapes, seconds, rounds)
         finally:
             broker.stop()
 
@@ -260,15 +285,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--channels", default="1,50")
+    parser.add_argument("--batches", default="1,100")
     parser.add_argument("--only", choices=sorted(BROKERS))
     parser.add_argument("--load", nargs=5, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.load is not None:
         kind, bootstrap, count, batch, seconds = given.load
         measure(kind, bootstrap, int(count), int(batch), float(seconds))
-    channels = [int(count) for count in given.channels.split(",")]
+    shapes = [
+        (int(channels), int(batch))
+        for channels in given.channels.split(",")
+        for batch in given.batches.split(",")
+    ]
     for name in BROKERS if given.only is None else (given.only,):
-        with_broker(BROKERS[name], channels, given.seconds, given.rounds)
+        with_broker(BROKERS[name], shapes, given.seconds, given.rounds)
 
 
 if __name__ == "__main__":
