@@ -124,10 +124,6 @@ class PendingBatch:
         self.base_sequence = NO_SEQUENCE
         self.encoded: bytearray | None = None
 
-    def add(self, record: Record) -> int:
-        self.records.append(record)
-        return len(self.records) - 1
-
     def succeed(self, base_offset: int) -> None:
         self.records = []
         if not self.done.done():
@@ -157,6 +153,29 @@ class PendingRecord:
     def __await__(self) -> Generator[None, None, int]:
         base_offset = yield from asyncio.shield(self._batch.done).__await__()
         return base_offset if base_offset == UNKNOWN_OFFSET else base_offset + self._index
+
+
+class PendingRun(PendingRecord):
+    """Records sent one after the other that lie so in a batch. Await it for the first one's offset."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, batch: PendingBatch, index: int) -> None:
+        super().__init__(batch, index)
+        self.count = 1
+
+    def goes_on(self, batch: PendingBatch) -> bool:
+        """Whether the last record of a batch follows this run; then it is a part of it."""
+        if batch is not self._batch or len(batch.records) != self._index + self.count + 1:
+            return False
+        self.count += 1
+        return True
+
+    def offsets(self, first: int) -> Sequence[int]:
+        """Where all of them are, if the first is there."""
+        if first == UNKNOWN_OFFSET:
+            return [UNKNOWN_OFFSET] * self.count
+        return range(first, first + self.count)
 
 
 class PartitionQueue:
@@ -211,7 +230,7 @@ class Producer:
         self._transaction = transaction
         self._identity: ProducerIdentity | None = None if transaction is None else transaction.identity
         self._partition_counts: dict[str, int] = {}
-        self._sticky: dict[str, int] = {}
+        self._sticky: dict[str, PartitionQueue] = {}
         self._queues: dict[TopicPartition, PartitionQueue] = {}
         self._senders: set[asyncio.Task[None]] = set()
         self._buffered_bytes = 0
@@ -246,7 +265,7 @@ class Producer:
 
     async def send_many(
         self, topic: str, records: Sequence[Record], partition: int | None = None
-    ) -> list[PendingRecord]:
+    ) -> list[PendingRun]:
         """As many times `send`, for less. A record without a timestamp gets the present one."""
         await self.wait_for_room()
         count = self._partition_counts.get(topic)
@@ -256,18 +275,21 @@ class Producer:
         if partition is not None and not 0 <= partition < count:
             raise ConfigError(f"topic {topic!r} has no partition {partition}: it has 0 to {count - 1}")
         now_ms = int(time.time() * 1000)
-        pending: list[PendingRecord] = []
+        if not records:
+            return []
+        fixed = None if partition is None else self._queue(TopicPartition(topic, partition))
+        runs: list[PendingRun] = []
         for record in records:
             if not self._has_room.is_set():
                 await self.wait_for_room()
             if record.timestamp == NO_TIMESTAMP:
                 record = Record(record.key, record.value, now_ms, record.headers)  # noqa: PLW2901
             size_bytes = _record_bytes(record)
-            chosen = partition
-            if chosen is None:
-                chosen = self._choose_partition(topic, count, record.key, size_bytes)
-            pending.append(self._add(TopicPartition(topic, chosen), record, size_bytes))
-        return pending
+            queue = fixed or self._choose_queue(topic, count, record.key, size_bytes)
+            batch = self._add(queue, record, size_bytes)
+            if not (runs and runs[-1].goes_on(batch)):
+                runs.append(PendingRun(batch, len(batch.records) - 1))
+        return runs
 
     async def wait_for_room(self) -> None:
         """Waits until the buffer has room; raises if the producer has failed."""
@@ -297,7 +319,7 @@ class Producer:
                 f"a batch for {where} has {given} and sequence {header.base_sequence}, "
                 f"and {self._identity} and {sequence} were due: encode batches in the order of writing"
             )
-        queue = self._queues.get(where) or self._new_queue(where)
+        queue = self._queue(where)
         loop = asyncio.get_running_loop()
         batch = PendingBatch(where, loop.time(), loop.create_future())
         batch.encoded = encoded
@@ -350,44 +372,43 @@ class Producer:
         check(response.error_code, "the broker gave no producer id")
         return ProducerIdentity(response.producer_id, response.producer_epoch)
 
-    def _choose_partition(self, topic: str, count: int, key: bytes | None, size_bytes: int) -> int:
+    def _choose_queue(self, topic: str, count: int, key: bytes | None, size_bytes: int) -> PartitionQueue:
         """Keys decide; records without one fill a batch and then go on to the next partition."""
         if key is not None:
-            return partition_for_key(key, count)
-        current = self._sticky.get(topic, 0)
-        queue = self._queues.get(TopicPartition(topic, current))
-        if queue is not None and not self._fits(queue, size_bytes):
-            current = (current + 1) % count
-        self._sticky[topic] = current
-        return current
+            return self._queue(TopicPartition(topic, partition_for_key(key, count)))
+        queue = self._sticky.get(topic)
+        if queue is not None and self._fits(queue, size_bytes):
+            return queue
+        partition = 0 if queue is None else (queue.where.partition + 1) % count
+        queue = self._sticky[topic] = self._queue(TopicPartition(topic, partition))
+        return queue
 
     def _fits(self, queue: PartitionQueue, size_bytes: int) -> bool:
         return queue.open is not None and queue.open.size_bytes + size_bytes <= self.options.batch_bytes
 
-    def _new_queue(self, where: TopicPartition) -> PartitionQueue:
-        queue = PartitionQueue(where)
-        self._queues[where] = queue
-        sender = asyncio.create_task(self._send_batches(queue), name=f"produce {where}")
-        self._senders.add(sender)
-        sender.add_done_callback(self._senders.discard)
-        return queue
-
-    def _add(self, where: TopicPartition, record: Record, size_bytes: int) -> PendingRecord:
+    def _queue(self, where: TopicPartition) -> PartitionQueue:
         queue = self._queues.get(where)
         if queue is None:
-            queue = self._new_queue(where)
+            queue = self._queues[where] = PartitionQueue(where)
+            sender = asyncio.create_task(self._send_batches(queue), name=f"produce {where}")
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return queue
+
+    def _add(self, queue: PartitionQueue, record: Record, size_bytes: int) -> PendingBatch:
+        """The batch whose last record it is now."""
         if not self._fits(queue, size_bytes):
             queue.seal()
-        if queue.open is None:
-            loop = asyncio.get_running_loop()
-            queue.open = PendingBatch(queue.where, loop.time(), loop.create_future())
-            queue.linger = loop.call_later(self.options.linger_ms / 1000, queue.seal)
         batch = queue.open
-        index = batch.add(record)
+        if batch is None:
+            loop = asyncio.get_running_loop()
+            batch = queue.open = PendingBatch(queue.where, loop.time(), loop.create_future())
+            queue.linger = loop.call_later(self.options.linger_ms / 1000, queue.seal)
+        batch.records.append(record)
         self._hold(batch, size_bytes)
         if batch.size_bytes >= self.options.batch_bytes:
             queue.seal()
-        return PendingRecord(batch, index)
+        return batch
 
     def _hold(self, batch: PendingBatch, size_bytes: int) -> None:
         """Counts bytes against the buffer until their batch is acknowledged."""

@@ -21,7 +21,7 @@ from semel.client.cluster import Cluster
 from semel.client.errors import TransactionStateError
 from semel.client.group_offsets import CommittedOffset, GroupMetadata
 from semel.client.metadata import TopicPartition
-from semel.client.producer import PendingRecord, Producer, ProducerIdentity, ProducerOptions
+from semel.client.producer import PendingRecord, PendingRun, Producer, ProducerIdentity, ProducerOptions
 from semel.client.shared_transaction import (
     Outcome,
     Resumed,
@@ -124,7 +124,7 @@ class TransactionalProducer:
 
     async def send_many(
         self, topic: str, records: Sequence[Record], partition: int | None = None
-    ) -> list[PendingRecord]:
+    ) -> list[PendingRun]:
         """As many times `send`, for less. A record without a timestamp gets the present one."""
         producer = self._writing()
         try:

@@ -11,7 +11,7 @@ whatever becomes of the caller, and later statements are dropped with a `Deliver
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, overload
 
 from semel.client.metadata import TopicPartition
 from semel.client.transactional_producer import TransactionalProducer
@@ -47,15 +47,48 @@ class Placed(NamedTuple):
     offset: int
 
 
+class Placements(Sequence[Placed]):
+    """Where the records of one call are, in their order. They are made when somebody looks: few do."""
+
+    __slots__ = ("_count", "_made", "_runs", "_topic")
+
+    def __init__(self, topic: str, runs: Sequence[tuple[int, Sequence[int]]]) -> None:
+        self._topic = topic
+        self._runs = runs  # of each a partition, and the offsets in it
+        self._count = sum(len(offsets) for _, offsets in runs)
+        self._made: list[Placed] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Placed: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Placed]: ...
+
+    def __getitem__(self, index: int | slice) -> Placed | list[Placed]:
+        if self._made is None:
+            self._made = [
+                Placed(self._topic, partition, offset)
+                for partition, offsets in self._runs
+                for offset in offsets
+            ]
+        return self._made[index]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
 class Statement:
-    """One record that a transaction publishes."""
+    """What one call publishes in a transaction: a record, or many that share their fate."""
 
     __slots__ = ("placed", "state", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.state = StatementState.PENDING
-        self.placed: Placed | None = None
+        self.placed: Sequence[Placed] = ()
 
     def enter(self, state: StatementState) -> None:
         assert self.state in STATEMENT_ALLOWED_FROM[state], f"{self.state} to {state}"
@@ -263,6 +296,7 @@ class Transaction:
         self._owner = owner
         self._slot: TransactionalProducer | None = None
         self._borrowing = asyncio.Lock()
+        self._records = 0
         self._applying = 0
         self._is_applied = asyncio.Event()
         self._is_applied.set()
@@ -302,48 +336,47 @@ class Transaction:
         placed = await self._publish(topic, [Record(key, value, timestamp, headers)], partition)
         return placed[0]
 
-    async def publish_many(self, topic: str, records: Sequence[Record]) -> list[Placed]:
+    async def publish_many(self, topic: str, records: Sequence[Record]) -> Sequence[Placed]:
         """Publishes records, each to the partition of its key: the same as many times `publish`, for less."""
         return await self._publish(topic, records, None)
 
-    async def _publish(self, topic: str, records: Sequence[Record], partition: int | None) -> list[Placed]:
+    async def _publish(
+        self, topic: str, records: Sequence[Record], partition: int | None
+    ) -> Sequence[Placed]:
         self._dealt._require_open("publish: the statement was dropped")
-        if len(self.statements) + len(records) > MAX_STATEMENTS:
+        if self._records + len(records) > MAX_STATEMENTS:
             raise ConfigError(f"a transaction has at most {MAX_STATEMENTS} statements: this one was dropped")
-        statements = [Statement(topic) for _ in records]
-        self.statements += statements
+        self._records += len(records)
+        statement = Statement(topic)
+        self.statements.append(statement)
         self._applying += 1
         self._is_applied.clear()
         try:
-            return await self._apply(topic, records, partition, statements)
+            statement.placed = await self._apply(topic, records, partition)
+            statement.enter(StatementState.APPLIED)
+            self._owner.step("published")
         except SemelError as error:
-            raise self._rejected(statements, error) from error
+            raise self._rejected(statement, error) from error
         except asyncio.CancelledError:
             # Nobody can tell whether it is in the transaction, so that must not be committed.
-            self._rejected(statements, TransactionRejectedError("a statement was cancelled"))
+            self._rejected(statement, TransactionRejectedError("a statement was cancelled"))
             raise
         finally:
             self._applying -= 1
             if not self._applying:
                 self._is_applied.set()
+        return statement.placed
 
-    async def _apply(
-        self, topic: str, records: Sequence[Record], partition: int | None, statements: Sequence[Statement]
-    ) -> list[Placed]:
+    async def _apply(self, topic: str, records: Sequence[Record], partition: int | None) -> Placements:
         slot = await self._borrowed()
-        pending = await slot.send_many(topic, records, partition)
-        placed = [Placed(topic, each.where.partition, await each) for each in pending]
+        runs = await slot.send_many(topic, records, partition)
+        placed = [(run.where.partition, run.offsets(await run)) for run in runs]
         self._require_pending()  # it may have been rolled back since the last answer came
-        for statement, where in zip(statements, placed, strict=True):
-            statement.placed = where
-            statement.enter(StatementState.APPLIED)
-        self._owner.step("published")
-        return placed
+        return Placements(topic, placed)
 
-    def _rejected(self, statements: Sequence[Statement], error: SemelError) -> SemelError:
-        for statement in statements:
-            if statement.state is not StatementState.REJECTED:
-                statement.enter(StatementState.REJECTED)
+    def _rejected(self, statement: Statement, error: SemelError) -> SemelError:
+        if statement.state is not StatementState.REJECTED:
+            statement.enter(StatementState.REJECTED)
         if self._dealt.state in (DeliveryState.RETURNED, DeliveryState.LOST):
             return DeliveryLostError(f"{self._dealt} was taken back: {self._dealt._why or error}")
         meaning = error if self._slot is None else self._owner.meaning_of(error, self._slot)

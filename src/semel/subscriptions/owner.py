@@ -51,6 +51,8 @@ T = TypeVar("T")
 
 BUFFERED_BYTES: Final = 1024 * 1024
 """Fetched and not yet looked at; fetching pauses there and goes on at half of it."""
+UNPACKED_AT_ONCE: Final = 100
+"""Records that are made from a fetched batch at a time."""
 SETTLE_PAUSE_S: Final = 0.1
 IDLE_COMMIT_S: Final = 1.0
 """How long an offset that moved past what nobody has to see waits for a commit that takes it along."""
@@ -137,7 +139,8 @@ class PartitionOwner:
         self._settling: asyncio.Task[None] | None = None
         self._batches: deque[FetchedBatch] = deque()  # fetched, and not looked at yet
         self._buffered_bytes = 0
-        self._buffer: deque[Record] = deque()  # the records of the batch that is being admitted
+        self._unpacking: FetchedBatch | None = None  # the one before those
+        self._buffer: deque[Record] = deque()  # what was unpacked of it, and not admitted yet
         self._marked: deque[list[Held]] = deque()
         self._is_marking = False
         self._gathering_since_ms: int | None = None
@@ -265,15 +268,16 @@ class PartitionOwner:
 
     def reached(self, offset: int) -> None:
         """Nothing lies below this offset that was not fed."""
-        if not (self._batches or self._buffer or self._window.held_count):
+        if not (self._batches or self._unpacking or self._buffer or self._window.held_count):
             self._window.skip_to(offset)
             self._commit_when_idle()
 
     def _admit(self) -> None:
         window, buffer = self._window, self._buffer
-        while self._has_next() and window.has_room(buffer[0].offset):
+        has_filter = self.options.filter is not None
+        while (buffer or self._has_next()) and window.has_room(buffer[0].offset):
             record = buffer.popleft()
-            if self._is_dropped(record):
+            if (has_filter or record.headers) and self._is_dropped(record):
                 window.skip_to(record.offset + 1)
             else:
                 window.admit(record)
@@ -284,12 +288,17 @@ class PartitionOwner:
         self._changed()
 
     def _has_next(self) -> bool:
-        """Whether there is another record; batches are unpacked one by one, when they are needed."""
-        while not self._buffer and self._batches:
-            batch = self._batches.popleft()
-            self._buffered_bytes -= len(batch.batch)
-            self._buffer.extend(batch.records())
-        return bool(self._buffer)
+        """Whether there is another record; batches are unpacked bit by bit, when they are needed."""
+        while not self._buffer:
+            if self._unpacking is None:
+                if not self._batches:
+                    return False
+                self._unpacking = self._batches.popleft()
+                self._buffered_bytes -= len(self._unpacking.batch)
+            self._buffer.extend(self._unpacking.read(UNPACKED_AT_ONCE))
+            if self._unpacking.is_read:
+                self._unpacking = None
+        return True
 
     def _is_dropped(self, record: Record) -> bool:
         """Whether nobody here wants a record. A filter that fails is asked again when it is dealt."""
@@ -338,7 +347,7 @@ class PartitionOwner:
             taken = self._window.take(limit, self.now_ms())
             if not taken:
                 return []
-            ready = [held for held in taken if self._passes(held)]
+            ready = taken if self._pass_all(taken) else [held for held in taken if self._passes(held)]
             if not ready:
                 self._admit()
             elif ready[0].is_marked:
@@ -364,6 +373,10 @@ class PartitionOwner:
             return True
         self._gathering_since_ms = None
         return False
+
+    def _pass_all(self, taken: list[Held]) -> bool:
+        """Whether there is nothing to ask: no hooks, and no record of several has ever failed."""
+        return len(taken) > 1 and self.options.filter is None and self.options.transform is None
 
     def _passes(self, held: Held) -> bool:
         """Whether a record is to be dealt: not one that is given up, or that the program's hooks fail on."""

@@ -55,7 +55,7 @@ class SyncTransaction:
             )
         )
 
-    def publish_many(self, topic: str, records: Sequence[Record]) -> list[Placed]:
+    def publish_many(self, topic: str, records: Sequence[Record]) -> Sequence[Placed]:
         return self._thread.run(self._transaction.publish_many(topic, records))
 
     def ack(self) -> None:

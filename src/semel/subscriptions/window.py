@@ -70,10 +70,13 @@ class Window:
         self.max_attempts = max_attempts
         self._acks = AckSet(entry.offset, entry.acknowledged)
         self._next_offset = entry.offset  # where admission goes on
+        # No record beyond was acknowledged before it is admitted.
+        self._acknowledged_end = max((end for _, end in entry.acknowledged), default=entry.offset)
         self._held: dict[int, Held] = {}
         self._lanes: dict[bytes, deque[Held]] = {}
-        self._ready: list[tuple[int, Held]] = []
-        self._delayed: list[tuple[int, int, Held]] = []
+        self._ready: list[int] = []  # a heap of offsets: of plain numbers, since every record passes it
+        self._delayed: list[tuple[int, int]] = []  # (when it is due, offset)
+        self._blamed: dict[int, Held] = {}  # those that have failed, or are out alone: few, if any
         self._out = 0
         self._charged: deque[Mark] = deque(entry.marks)  # of records that are not admitted yet
         self._suspect_end = entry.suspect_end
@@ -124,14 +127,11 @@ class Window:
     # Admission
 
     def has_room(self, offset: int) -> bool:
-        if offset >= self._committed_offset + SPAN_OFFSETS:
-            return False
-        if not self._held:
-            return True
-        if len(self._held) >= self.max_in_flight:
+        held = len(self._held)
+        if held >= self.max_in_flight or offset >= self._committed_offset + SPAN_OFFSETS:
             return False
         # Each record held can become a range, and its acknowledgement one more.
-        return len(self._acks) + len(self._charged) + 2 * (len(self._held) + 1) <= MAX_RANGES
+        return not held or len(self._acks) + len(self._charged) + 2 * (held + 1) <= MAX_RANGES
 
     def needs_commit(self, offset: int) -> bool:
         """Whether only the committed offset, which could be higher, keeps a record out."""
@@ -150,19 +150,25 @@ class Window:
     def admit(self, record: Record) -> bool:
         """Takes the next record of the log; False if it was acknowledged before."""
         offset = record.offset
-        self.skip_to(offset)
+        if offset > self._next_offset:
+            self.skip_to(offset)
         self._next_offset = offset + 1
-        attempts = self._charge(offset)
-        if offset in self._acks:
+        attempts = self._charge(offset) if self._charged else 0
+        if offset < self._acknowledged_end and offset in self._acks:
             self._end_suspicion()
             return False
-        held = Held(record, attempts, self._is_suspect(offset))
-        self._uncleared += held.is_suspect
+        held = Held(record, attempts, self._suspect_end is not None and self._is_suspect(offset))
         self._held[offset] = held
-        if record.key is not None:
+        if attempts:
+            self._blamed[offset] = held
+        if record.key is None:
+            heapq.heappush(self._ready, offset)
+        else:
             self._lanes.setdefault(record.key, deque()).append(held)
-        self._enqueue(held)
-        self._end_suspicion()
+            self._enqueue(held)
+        if self._suspect_end is not None:
+            self._uncleared += held.is_suspect
+            self._end_suspicion()
         return True
 
     def _charge(self, offset: int) -> int:
@@ -201,9 +207,10 @@ class Window:
         self._wake(now_ms)
         if not self._ready or (self.must_mark and self._out):
             return []
-        first = heapq.heappop(self._ready)[1]
+        first = self._held[heapq.heappop(self._ready)]
         if self.must_mark:
             first.is_marked = True
+            self._blamed[first.offset] = first
         taken = [first]
         if limit > 1 and not (first.is_alone or first.is_marked):
             self._take_more(taken, limit)
@@ -214,34 +221,33 @@ class Window:
 
     def _take_more(self, taken: list[Held], limit: int) -> None:
         """Fills a batch from what is ready, and from what is next in the lanes of its own records."""
-        behind: list[tuple[int, Held]] = []
+        all_held, ready = self._held, self._ready
+        behind: list[int] = []
         places: dict[bytes, int] = {}
         self._push_next_of_lane(taken[0], places, behind)
         while len(taken) < limit:
-            if behind and (not self._ready or behind[0][0] < self._ready[0][0]):
-                held = heapq.heappop(behind)[1]
-            elif self._ready and not self._ready[0][1].is_alone:
-                held = heapq.heappop(self._ready)[1]
+            if behind and (not ready or behind[0] < ready[0]):
+                held = all_held[heapq.heappop(behind)]
+            elif ready and not all_held[ready[0]].is_alone:
+                held = all_held[heapq.heappop(ready)]
             else:
                 return
             taken.append(held)
-            self._push_next_of_lane(held, places, behind)
+            if held.record.key is not None:
+                self._push_next_of_lane(held, places, behind)
 
-    def _push_next_of_lane(
-        self, held: Held, places: dict[bytes, int], behind: list[tuple[int, Held]]
-    ) -> None:
+    def _push_next_of_lane(self, held: Held, places: dict[bytes, int], behind: list[int]) -> None:
         key = held.record.key
         if key is None:
             return
         place = places[key] = places.get(key, 0) + 1
         lane = self._lanes[key]
         if place < len(lane) and not lane[place].is_alone:
-            heapq.heappush(behind, (lane[place].offset, lane[place]))
+            heapq.heappush(behind, lane[place].offset)
 
     def _wake(self, now_ms: int) -> None:
         while self._delayed and self._delayed[0][0] <= now_ms:
-            held = heapq.heappop(self._delayed)[2]
-            heapq.heappush(self._ready, (held.offset, held))
+            heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
 
     def _enqueue(self, held: Held) -> None:
         """A record may be dealt, at its time, if it is the first of its lane."""
@@ -249,9 +255,9 @@ class Window:
         if key is not None and self._lanes[key][0] is not held:
             return
         if held.due_ms == NOT_DUE:
-            heapq.heappush(self._ready, (held.offset, held))
+            heapq.heappush(self._ready, held.offset)
         else:
-            heapq.heappush(self._delayed, (held.due_ms, held.offset, held))
+            heapq.heappush(self._delayed, (held.due_ms, held.offset))
 
     # Coming back
 
@@ -260,15 +266,16 @@ class Window:
         for held in records:
             self._come_back(held)
             del self._held[held.offset]
-            self._leave_lane(held)
+            if held.record.key is not None:
+                self._leave_lane(held.record.key, held)
+        if self._blamed:
+            for held in records:
+                self._blamed.pop(held.offset, None)
         for start, end in _runs(records):
             self._acks.add(start, end)
         self._end_suspicion()
 
-    def _leave_lane(self, held: Held) -> None:
-        key = held.record.key
-        if key is None:
-            return
+    def _leave_lane(self, key: bytes, held: Held) -> None:
         lane = self._lanes[key]
         was_first = lane[0] is held
         lane.remove(held)
@@ -285,6 +292,7 @@ class Window:
                 held.attempts += 1
             held.cause = cause
             held.is_alone = True
+            self._blamed[held.offset] = held
 
     def give_back(self, records: Sequence[Held], due_ms: int) -> None:
         """Records come back and are dealt again at that time (NOT_DUE: as soon as possible)."""
@@ -311,10 +319,10 @@ class Window:
         acks = self._acks.copy() if also else self._acks
         for start, end in _runs(also):
             acks.add(start, end)
-        leaving = {held.offset for held in also}
+        leaving = {held.offset for held in also} if self._blamed else set()
         marks = [
             Mark(held.offset, held.offset + 1, held.attempts, held.is_marked)
-            for held in self._held.values()
+            for _, held in sorted(self._blamed.items())
             if (held.attempts or held.is_marked) and held.offset not in leaving
         ]
         return Entry(

@@ -57,10 +57,13 @@ VARLONG_MAX_BYTES: Final = 10
 MIN_HEADER_BYTES: Final = 2
 # Most deltas and lengths are small: their encodings are looked up.
 SMALL_VARINTS: Final = 8 * 1024
+MAX_SMALL: Final = SMALL_VARINTS - 1
 
 NO_ATTRIBUTES: Final = b"\x00"
 NO_HEADERS: Final = b"\x00"
 NULL: Final = b"\x01"
+NULL_LENGTH: Final = NULL[0]
+NO_HEADER_COUNT: Final = NO_HEADERS[0]
 # Header keys are text in every API and bytes on the wire: what is not UTF-8 must still survive compaction.
 HEADER_KEY_ERRORS: Final = "surrogateescape"
 
@@ -148,7 +151,7 @@ class EndMarker:
 
 def encode_varint(value: int) -> bytes:
     """The zigzag varint of `value`; 32 and 64 bits have the same bytes where the value fits in both."""
-    if -1 <= value < SMALL_VARINTS - 1:
+    if -1 <= value < MAX_SMALL:
         return _SMALL[value + 1]
     return _encode_varint(value)
 
@@ -163,7 +166,7 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-_SMALL: Final = tuple(_encode_varint(value) for value in range(-1, SMALL_VARINTS - 1))
+_SMALL: Final = tuple(_encode_varint(value) for value in range(-1, MAX_SMALL))
 
 
 def read_varint(buf: Buffer, pos: int) -> tuple[int, int]:
@@ -302,26 +305,135 @@ def unpack_body(batch: Buffer, header: BatchHeader, limit_bytes: int = MAX_UNCOM
     return body
 
 
+class RecordReader:
+    """Reads the one batch that `batch` begins with, a few records at a time.
+
+    What is not needed yet stays bytes: a record is an object that the garbage collector looks at again and
+    again. It does what `RecordCursor` does, in one loop, since every record that a client reads passes here:
+    small numbers, as nearly all of them are, take no call.
+    """
+
+    __slots__ = ("_body", "_header", "_offset_delta", "_pos", "left")
+
+    def __init__(self, batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> None:
+        header = read_header(batch)
+        self._header = header
+        self._body = read_body(batch, header, limit_bytes)
+        self.left = header.record_count  # to be read
+        self._offset_delta = -1
+        self._pos = 0
+
+    def read(self, limit: int) -> list[Record]:
+        """The next records, at most so many; none when all were read. Raises `InvalidBatch`."""
+        count = min(limit, self.left)
+        try:
+            records = self._read(count)
+        except IndexError as error:
+            raise malformed("a record reaches past its end") from error
+        if self._header.has_append_time:
+            for record in records:
+                record.timestamp = self._header.max_timestamp
+        self.left -= count
+        if not self.left and self._pos != len(self._body):
+            raise malformed(f"{len(self._body) - self._pos} bytes follow the last record")
+        return records
+
+    def _read(self, count: int) -> list[Record]:
+        body, pos, offset_delta = self._body, self._pos, self._offset_delta
+        base_offset, last_offset_delta = self._header.base_offset, self._header.last_offset_delta
+        base_timestamp = self._header.base_timestamp
+        records: list[Record] = []
+        for _ in range(count):
+            byte, second = body[pos], body[pos + 1]
+            if byte >= 0x80 > second and not byte & 1:
+                length = (byte & 0x7F) >> 1 | second << 6
+                pos += 2
+            else:
+                length, pos = read_varint(body, pos)
+            end = pos + length
+            if length < 0 or end > len(body):
+                raise malformed(f"a record of {length} bytes at byte {pos} does not fit in {len(body)}")
+            byte = body[pos + 1]
+            if byte < 0x80:
+                timestamp = base_timestamp + ((byte >> 1) ^ -(byte & 1))
+                pos += 2
+            else:
+                timestamp_delta, pos = read_varlong(body, pos + 1)
+                timestamp = base_timestamp + timestamp_delta
+            if not MIN_INT64 <= timestamp <= MAX_INT64:
+                raise malformed(f"timestamp {timestamp} overflows")
+            previous = offset_delta
+            byte, second = body[pos], body[pos + 1]
+            if byte < 0x80:
+                offset_delta = (byte >> 1) ^ -(byte & 1)
+                pos += 1
+            elif second < 0x80:
+                offset_delta = ((byte & 0x7F) >> 1 | second << 6) ^ -(byte & 1)
+                pos += 2
+            else:
+                offset_delta, pos = read_varint(body, pos)
+            if not previous < offset_delta <= last_offset_delta:
+                raise malformed(
+                    f"offset delta {offset_delta} follows {previous}; "
+                    f"they must grow, up to {last_offset_delta}"
+                )
+            key: bytes | None = None
+            if body[pos] == NULL_LENGTH:
+                pos += 1
+            else:
+                key, pos = _read_bytes(body, pos, end)
+            value, pos = _read_bytes(body, pos, end)
+            headers: Headers = ()
+            if body[pos] == NO_HEADER_COUNT:
+                pos += 1
+            else:
+                headers, pos = _read_headers(body, pos, end)
+            if pos != end:
+                raise malformed(f"a record ends at byte {pos} where its length says {end}")
+            records.append(Record(key, value, timestamp, headers, base_offset + offset_delta))
+        self._pos, self._offset_delta = pos, offset_delta
+        return records
+
+
+def _read_bytes(body: bytes, pos: int, end: int) -> tuple[bytes | None, int]:
+    """The field at `pos`, and the position after it, which is not past the record's `end`."""
+    byte = body[pos]
+    if byte < 0x80:
+        length = (byte >> 1) ^ -(byte & 1)
+        start = pos + 1
+    elif (second := body[pos + 1]) < 0x80:
+        length = ((byte & 0x7F) >> 1 | second << 6) ^ -(byte & 1)
+        start = pos + 2
+    else:
+        length, start = read_varint(body, pos)
+    if length < 0:
+        if length != -1:
+            raise malformed(f"a length of {length} at byte {pos}")
+        return None, start
+    after = start + length
+    if after > end:
+        raise malformed(f"a field of {length} bytes at byte {start} reaches past its record")
+    return body[start:after], after
+
+
+def _read_headers(body: bytes, pos: int, end: int) -> tuple[Headers, int]:
+    count, pos = read_varint(body, pos)
+    if not 0 <= count * MIN_HEADER_BYTES <= end - pos:
+        raise malformed(f"{count} headers do not fit in the record at byte {pos}")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        key, pos = _read_bytes(body, pos, end)
+        if key is None:
+            raise malformed(f"a header at byte {pos} has no key")
+        value, pos = _read_bytes(body, pos, end)
+        headers.append((key.decode("utf-8", HEADER_KEY_ERRORS), value))
+    return headers, pos
+
+
 def read_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> list[Record]:
     """Every record of the one batch that `batch` begins with; of a control batch, the control records."""
-    header = read_header(batch)
-    cursor = RecordCursor(header, read_body(batch, header, limit_bytes))
-    base_offset = header.base_offset
-    has_append_time = header.has_append_time
-    records: list[Record] = []
-    try:
-        for _ in range(header.record_count):
-            cursor.advance()
-            key = cursor.read_bytes()
-            value = cursor.read_bytes()
-            headers = cursor.read_headers()
-            cursor.finish_record()
-            timestamp = header.max_timestamp if has_append_time else cursor.timestamp
-            records.append(Record(key, value, timestamp, headers, base_offset + cursor.offset_delta))
-    except IndexError as error:
-        raise malformed("a record reaches past its end") from error
-    cursor.finish()
-    return records
+    reader = RecordReader(batch, limit_bytes)
+    return reader.read(reader.left)
 
 
 def scan_records(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> list[RecordSlice]:
@@ -399,9 +511,7 @@ def build_batch(
         raise InvalidBatch(ErrorCode.INVALID_RECORD, "a batch needs a record; send none instead")
     base_timestamp = records[0].timestamp
     body = bytearray()
-    for offset_delta, record in enumerate(records):
-        rest = _encode_rest(offset_delta, record)
-        _append_record(body, record.timestamp - base_timestamp, rest)
+    max_timestamp = _append_all(body, records, base_timestamp)
     header = BatchHeader(
         base_offset=base_offset,
         size=0,
@@ -410,7 +520,7 @@ def build_batch(
         attributes=codec | (TRANSACTIONAL_BIT if transactional else 0),
         last_offset_delta=len(records) - 1,
         base_timestamp=base_timestamp,
-        max_timestamp=max(record.timestamp for record in records),
+        max_timestamp=max_timestamp,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
         base_sequence=base_sequence,
@@ -591,28 +701,47 @@ def encode_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
-def _encode_rest(offset_delta: int, record: Record) -> bytes:
-    """A record from its offset delta on."""
-    key = record.key
-    value = record.value
-    parts = [encode_varint(offset_delta)]
-    parts.append(NULL if key is None else encode_varint(len(key)) + key)
-    if value is None:
-        parts.append(NULL)
-    else:
-        parts.append(encode_varint(len(value)))
-        parts.append(value)
-    parts.append(encode_headers(record.headers))
-    return b"".join(parts)
+def _append_all(body: bytearray, records: Sequence[Record], base_timestamp: int) -> int:
+    """Records at offsets from the base on; returns the largest timestamp.
+
+    In one loop: every record that a client sends passes here.
+    """
+    max_delta = 0
+    for offset_delta, record in enumerate(records):
+        key, value = record.key, record.value
+        delta = record.timestamp - base_timestamp
+        if not MIN_INT64 <= delta <= MAX_INT64:
+            raise _apart(delta)
+        max_delta = max(max_delta, delta)
+        encoded_delta = _SMALL[delta + 1] if -1 <= delta < MAX_SMALL else _encode_varint(delta)
+        encoded_offset = (
+            _SMALL[offset_delta + 1] if offset_delta < MAX_SMALL else _encode_varint(offset_delta)
+        )
+        encoded_key = NULL if key is None else encode_varint(len(key)) + key
+        if value is None:
+            value_length, value = NULL, b""
+        else:
+            value_length = encode_varint(len(value))
+        headers = encode_headers(record.headers) if record.headers else NO_HEADERS
+        rest = b"".join(
+            (NO_ATTRIBUTES, encoded_delta, encoded_offset, encoded_key, value_length, value, headers)
+        )
+        body += encode_varint(len(rest))
+        body += rest
+    return base_timestamp + max_delta
 
 
 def _append_record(body: bytearray, timestamp_delta: int, rest: Buffer) -> None:
     if not MIN_INT64 <= timestamp_delta <= MAX_INT64:
-        raise InvalidBatch(
-            ErrorCode.INVALID_TIMESTAMP, f"timestamps {timestamp_delta} ms apart do not fit in one batch"
-        )
+        raise _apart(timestamp_delta)
     encoded_delta = encode_varint(timestamp_delta)
     body += encode_varint(1 + len(encoded_delta) + len(rest))
     body += NO_ATTRIBUTES
     body += encoded_delta
     body += rest
+
+
+def _apart(timestamp_delta: int) -> InvalidBatch:
+    return InvalidBatch(
+        ErrorCode.INVALID_TIMESTAMP, f"timestamps {timestamp_delta} ms apart do not fit in one batch"
+    )

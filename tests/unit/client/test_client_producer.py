@@ -8,7 +8,8 @@ from fake_broker import FakeBroker, Silence, hang_up, lose_answer, stay_silent
 
 from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
-from semel.client.producer import Producer, ProducerOptions
+from semel.client.metadata import TopicPartition
+from semel.client.producer import PendingBatch, PendingRun, Producer, ProducerOptions
 from semel.errors import ConfigError, FatalError, RetriableError
 from semel.wire.apis import ApiKey
 from semel.wire.batch import read_header
@@ -16,7 +17,7 @@ from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
 from semel.wire.partitioner import partition_for_key
-from semel.wire.records import read_records
+from semel.wire.records import Record, read_records
 
 ONE_RECORD_BATCHES = ProducerOptions(linger_ms=0, batch_bytes=1)
 
@@ -95,6 +96,33 @@ async def test_records_without_keys_fill_a_batch_before_they_move_on() -> None:
             await send_all(producer, [b"xx"] * 60)  # 34 bytes each with what a record takes besides
         for partition in broker.topics["t"]:
             assert [read_header(batch).record_count for batch in partition.batches] == [10, 10]
+
+
+async def test_many_at_once_are_told_of_in_runs_that_lie_one_after_the_other() -> None:
+    keys = [None, None, b"d", b"d", None, None]
+    assert partition_for_key(b"d", 2) == 1, "not the first, where those without a key begin"
+    async with (
+        FakeBroker({"t": 2}) as broker,
+        Cluster(broker.bootstrap) as cluster,
+        Producer(cluster) as producer,
+    ):
+        runs = await producer.send_many("t", [Record(key, b"v") for key in keys])
+        found = [(run.where.partition, list(run.offsets(await run))) for run in runs]
+        assert await producer.send_many("t", []) == []
+    assert found == [(0, [0, 1]), (1, [0, 1]), (0, [2, 3])]
+
+
+async def test_what_another_sent_in_between_ends_a_run() -> None:
+    """Whoever waits for room may find others' records behind its own."""
+    batch = PendingBatch(TopicPartition("t", 0), 0.0, asyncio.get_running_loop().create_future())
+    batch.records.append(Record(None, b"mine"))
+    run = PendingRun(batch, 0)
+    batch.records.append(Record(None, b"mine"))
+    assert run.goes_on(batch)
+    batch.records += [Record(None, b"another's"), Record(None, b"mine")]
+    assert not run.goes_on(batch)
+    batch.succeed(7)
+    assert list(run.offsets(await run)) == [7, 8]
 
 
 async def test_a_partition_that_does_not_exist_is_refused() -> None:

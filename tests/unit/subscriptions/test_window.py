@@ -131,6 +131,16 @@ def test_a_failed_batch_comes_back_one_by_one() -> None:
     assert offsets(window.take(4, 1)) == [2]
 
 
+def test_failures_are_in_the_entry_in_the_order_of_the_log_whenever_they_came() -> None:
+    window = window_of(4)
+    for held in reversed(take_all(window)):
+        window.fail([held], "x")
+        window.give_back([held], NOT_DUE)
+    assert window.entry((), 1).marks == tuple(Mark(offset, offset + 1, 1, False) for offset in range(4))
+    window.acknowledge(window.take(1, 1))
+    assert [mark.start for mark in window.entry((), 1).marks] == [1, 2, 3]
+
+
 def test_a_record_that_came_back_is_dealt_once_when_a_later_one_of_its_key_is_given_up() -> None:
     window = window_of(2, "aa")
     first, second = window.take(2, 1)

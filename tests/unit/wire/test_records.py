@@ -27,6 +27,7 @@ from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
 from semel.wire.records import (
     Record,
+    RecordReader,
     assemble_batch,
     build_batch,
     build_end_marker,
@@ -103,6 +104,25 @@ def test_what_is_built_is_read_back(records: list[Record], codec: Codec, base_of
     assert header.codec == codec
     assert header.max_timestamp == max(record.timestamp for record in records)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
+
+
+@settings(max_examples=60)
+@given(records=record_lists, limit=st.integers(1, 4))
+def test_a_batch_that_is_read_bit_by_bit_is_the_same(records: list[Record], limit: int) -> None:
+    batch = build_batch(records)
+    reader = RecordReader(batch)
+    found: list[Record] = []
+    while reader.left:
+        some = reader.read(limit)
+        assert 0 < len(some) <= limit
+        found += some
+    assert found == read_records(batch)
+    assert reader.read(limit) == []
+
+
+def test_a_batch_may_end_with_a_header_without_a_value() -> None:
+    records = [Record(b"k", b"v", 1, [("h", None)])]
+    assert read_records(build_batch(records)) == numbered(records, 0)
 
 
 def oracle_build(builder: Any, records: list[Record]) -> bytes:
