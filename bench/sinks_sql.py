@@ -3,7 +3,7 @@
     .venv/bin/python bench/sinks_sql.py                            PostgreSQL and MariaDB, about two minutes
     .venv/bin/python bench/sinks_sql.py --database postgres --shape wide --rounds 9
 
-One epoch is 100,000 events of about 200 bytes. The bare load is the same load (binary COPY or LOAD DATA,
+One epoch is 100,000 events of about 200 bytes. The bare load is the same load (binary COPY or array binding,
 straight from Arrow) of the same rows in one transaction, without marker, fence or receipts: what the sink
 adds to it is the price of exactly-once. Contenders take turns, round by round, so that all meet the same
 noise; figures are medians, and the least of each, which a busy machine disturbed least. What Spark's own JDBC
@@ -152,7 +152,8 @@ class MariaDB(Database):
     name = "MariaDB"
     sinks: Final = {
         "direct": {},
-        "direct_insert": {"local_infile": False},
+        "direct_load_data": {"bulk": False},
+        "direct_insert": {"bulk": False, "local_infile": False},
         "staged": {"strategy": "staged"},
         "staged_2": {"strategy": "staged"},
     }
@@ -216,7 +217,8 @@ class Bench:
     async def bare_load(self, session: SqlSession) -> None:
         started = time.perf_counter()
         await session.begin()
-        await session.load(TableName(None, BARE), self.columns, self.events, None)
+        form = session.form(TableName(None, BARE), self.columns, None)
+        await session.load(form, form.parts(self.events))
         committing = time.perf_counter()
         await session.commit()
         self.add(BARE, time.perf_counter() - started)

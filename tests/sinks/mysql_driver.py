@@ -41,7 +41,7 @@ class StepDialect(MySQLDialect):
         return session if self.stopper is None else MySQLStepSession(session, self.stopper)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MySQLDialect, (self.address, self.idle_timeout_s, self.local_infile)
+        return MySQLDialect, (self.address, self.idle_timeout_s, self.local_infile, self.bulk)
 
 
 def make_sink(url: str, strategy: str, stopper: Stopper | None = None) -> SqlSink:
@@ -51,7 +51,9 @@ def make_sink(url: str, strategy: str, stopper: Stopper | None = None) -> SqlSin
     )  # fmt: skip
     # So few that rows are on the server when the program stops half way.
     settings = SinkSettings(max_buffered=ROWS_A_TASK // 2)
-    return SqlSink(StepDialect(parse_url(url), stopper=stopper), target, Strategy(strategy), settings)
+    sink = SqlSink(StepDialect(parse_url(url), stopper=stopper), target, Strategy(strategy), settings)
+    sink.share()
+    return sink
 
 
 async def main(url: str, strategy: str, epochs: int, stopper: Stopper) -> int:

@@ -13,9 +13,9 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
@@ -24,13 +24,10 @@ from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import WriterPlan
 from semel.sinks.sql.columns import Column
-from semel.sinks.sql.dialect import Loaded, SqlSession, SqlValue
+from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy, make_target
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SINK_ID = "driven"
 TASKS = 2
@@ -96,10 +93,11 @@ class StepSession(SqlSession):
             self._stopper.reach("row locked")
         return found
 
-    async def load(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        return await self._session.load(table, columns, rows, stamp)
+    def form(self, table: TableName, columns: tuple[Column, ...], stamp: str | None) -> Form:
+        return self._session.form(table, columns, stamp)
+
+    async def load(self, form: Form, parts: Iterable[Part]) -> Loaded:
+        return await self._session.load(form, parts)
 
     async def begin(self) -> None:
         await self._session.begin()
@@ -159,7 +157,9 @@ def make_sink(dsn: str, strategy: str, stopper: Stopper | None = None) -> SqlSin
     )  # fmt: skip
     # So few that rows are on the server when the program stops half way.
     settings = SinkSettings(max_buffered=ROWS_A_TASK // 2)
-    return SqlSink(StepDialect(dsn, stopper=stopper), target, Strategy(strategy), settings)
+    sink = SqlSink(StepDialect(dsn, stopper=stopper), target, Strategy(strategy), settings)
+    sink.share()
+    return sink
 
 
 async def run_epochs(sink: SqlSink, epochs: int, stopper: Stopper) -> None:
@@ -186,29 +186,20 @@ async def run_epoch(sink: SqlSink, epoch: int, stopper: Stopper) -> None:
     if plan is None:
         return
     stopper.reach("begun")
-    receipts = [await write_direct(plan, epoch, stopper)] if sink.strategy is Strategy.DIRECT else []
-    if sink.strategy is Strategy.STAGED:
-        receipts = await write_staged(plan, epoch, stopper)
+    receipts = await write_tasks(plan, epoch, stopper)
     stopper.reach("finished")
     await sink.commit(epoch, receipts)
     stopper.reach("committed")
 
 
-async def write_direct(plan: WriterPlan, epoch: int, stopper: Stopper) -> Receipt:
-    writer = plan.writer(0)
-    for task in range(TASKS):
-        await writer.write(rows_of(epoch, task))
-        stopper.reach("half written")
-    return await writer.finish()
-
-
-async def write_staged(plan: WriterPlan, epoch: int, stopper: Stopper) -> list[Receipt]:
+async def write_tasks(plan: WriterPlan, epoch: int, stopper: Stopper) -> list[Receipt]:
     """Each task with a plan that has been pickled; one whose process dies gives no receipt."""
     receipts = []
     for task in range(TASKS):
         if stopper.step in WRITER_STEPS and stopper.is_armed:
             step, stopper.step = stopper.step, ""
-            write_in_process(plan, epoch, task, step, stopper.how)
+            # In a thread: with `direct`, what it writes goes through this loop.
+            await asyncio.to_thread(write_in_process, plan, epoch, task, step, stopper.how)
         writer = pickle.loads(pickle.dumps(plan)).writer(task, str(os.getpid()), tasks=TASKS)
         await writer.write(rows_of(epoch, task))
         stopper.reach("half written")

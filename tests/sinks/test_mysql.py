@@ -36,6 +36,7 @@ from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import State
 from semel.sinks.sql.registry import SqlRegistry
+from semel.sinks.sql.target import Strategy
 
 Row = dict[str, Any]
 STRATEGIES = ("direct", "staged")
@@ -169,19 +170,6 @@ async def test_many_writers_in_other_processes_make_one_epoch(table: MariaDBServ
                 receipts.append(pickle.loads(pickle.dumps(await writer.finish())))
             await sink.commit(epoch, receipts)
         assert ids(table) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
-
-
-async def test_direct_has_one_writer_in_its_own_process(table: MariaDBServer) -> None:
-    async with opened(table) as sink:
-        plan = await sink.begin(0)
-        assert plan is not None
-        with pytest.raises(ConfigError, match="use strategy 'staged'"):
-            pickle.dumps(plan)
-        with pytest.raises(ConfigError, match="use strategy 'staged'"):
-            plan.writer(0, tasks=2)
-        await plan.writer(0).write(rows(1))
-        with pytest.raises(WriteFailed, match="its one writer"):
-            plan.writer(0, "again")
 
 
 async def test_rows_of_a_direct_writer_that_gave_no_receipt_are_not_committed(table: MariaDBServer) -> None:
@@ -823,9 +811,11 @@ async def test_a_null_where_none_may_be_is_a_bad_row(table: MariaDBServer) -> No
     assert ids(table) == [1, 3]
 
 
-def test_dead_letters_need_the_staged_strategy() -> None:
+def test_dead_letters_need_the_staged_strategy_and_choose_it() -> None:
+    settings = SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)
     with pytest.raises(ConfigError, match="needs strategy 'staged'"):
-        MySQLSink("mysql://h/d", "kept", settings=SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER))
+        MySQLSink("mysql://h/d", "kept", strategy="direct", settings=settings)
+    assert MySQLSink("mysql://h/d", "kept", settings=settings).strategy is Strategy.STAGED
 
 
 # By hand

@@ -28,10 +28,11 @@ DRIVER = Path(__file__).with_name("postgres_driver.py")
 EPOCHS = 2
 DRIVER_TIMEOUT_S = 60
 NEVER = Stopper("", "kill")
+STRATEGIES = ("direct", "staged")
 # Rows are moved by the staged strategy only.
 CASES = [
     (strategy, step)
-    for strategy in ("direct", "staged")
+    for strategy in STRATEGIES
     for step in STEPS
     if (strategy, step) != ("direct", "rows moved")
 ]
@@ -103,9 +104,12 @@ async def test_a_driver_that_is_killed_leaves_every_row_once(
     assert kept(table) == expected(EPOCHS)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("step", WRITER_STEPS)
-async def test_a_writer_that_is_killed_leaves_every_row_once(table: PostgresServer, step: str) -> None:
-    said = Driver(table, "staged", step, "kill").last_words()
+async def test_a_writer_that_is_killed_leaves_every_row_once(
+    table: PostgresServer, step: str, strategy: str
+) -> None:
+    said = Driver(table, strategy, step, "kill").last_words()
     assert "died with -9" in said
     assert said.splitlines()[-1] == "done"
     assert kept(table) == expected(EPOCHS)
@@ -135,17 +139,18 @@ async def test_a_zombie_driver_is_fenced_and_does_not_fence_the_living(
     assert kept(table) == expected(EPOCHS + 1)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("step", WRITER_STEPS)
-async def test_a_zombie_writer_does_no_harm(table: PostgresServer, step: str) -> None:
+async def test_a_zombie_writer_does_no_harm(table: PostgresServer, step: str, strategy: str) -> None:
     """It wakes up while a later attempt at its epoch, and then a later epoch, is being written."""
-    driver = Driver(table, "staged", step, "stop")
+    driver = Driver(table, strategy, step, "stop")
     try:
         line = driver.read_line().split()
         assert line[0] == "sleeping" and line[2] == "at", line
         pid = int(line[1])
         assert driver.last_words().splitlines()[-1] == "done"
         assert kept(table) == expected(EPOCHS)
-        async with make_sink(table.dsn, "staged") as living:
+        async with make_sink(table.dsn, strategy) as living:
             assert await living.open(SINK_ID) == EPOCHS - 1
             assert await living.begin(EPOCHS - 1, origin_of(EPOCHS - 1)) is None
             os.kill(pid, signal.SIGCONT)

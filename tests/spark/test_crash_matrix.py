@@ -40,8 +40,7 @@ STEPS: Final = (
     "after_end",
     "in_recovery",
 )
-# Tasks that stage rows claim nothing, and what they have staged is nothing before the driver moves it.
-SQL_STEPS: Final = ("after_tasks", "before_marker", "before_end", "after_end", "in_recovery")
+SQL_STEPS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", "after_end", "in_recovery")
 # Spark gives a worker ten seconds to start.
 TOO_SLOW: Final = "Python worker failed to connect back"
 MAX_EARLY_ENDS: Final = 4
@@ -214,7 +213,7 @@ def test_pipelines_into_postgresql_survive(
     feed(broker.bootstrap)
     postgres.query("CREATE TABLE orders (id text, content text)")
     postgres.query("CREATE TABLE totals (key text, value text)")
-    deaths = [f"table:{step}" for step in SQL_STEPS] + ["totals:after_end"]
+    deaths = [f"table:{step}" for step in SQL_STEPS] + ["totals:before_end", "totals:after_end"]
     pipelines = ("table", "totals")
     live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_POSTGRES=postgres.dsn)
     check_tables(postgres.query)
@@ -229,7 +228,7 @@ def test_pipelines_into_mariadb_survive(
     feed(broker.bootstrap)
     mariadb.query("CREATE TABLE orders (id varchar(40), content varchar(40))")
     mariadb.query("CREATE TABLE totals (`key` varchar(40), value varchar(100))")
-    deaths = ["mysql:after_tasks", "mysql_totals:before_end", "mysql:after_end"]
+    deaths = ["mysql:amid_tasks", "mysql:after_tasks", "mysql_totals:before_end", "mysql:after_end"]
     pipelines = ("mysql", "mysql_totals")
     live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_MYSQL=mariadb.url())
     check_tables(mariadb.query)

@@ -10,6 +10,13 @@ T = TypeVar("T")
 JOIN_TIMEOUT_S: Final = 30.0
 
 
+async def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
+    """Waits for work that belongs to that loop, which may run in another thread, or be the caller's own."""
+    if asyncio.get_running_loop() is loop:
+        return await work
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
 class LoopThread:
     """An event loop in a daemon thread. `run` may be called from any other thread."""
 

@@ -4,8 +4,7 @@ All writers of a Kafka epoch have one producer id and epoch. Two of them that wr
 for one that repeats itself: rows are lost and doubled, and all of them are acknowledged. So a writer claims a
 partition from the owner before it sends to it. Rules:
 
-- A partition is claimed once in an epoch, and a task has one writer in it. A writer is known by a random
-  name of its own: a retried stage counts its attempts from 0 again, so numbers do not tell writers apart.
+- A partition is claimed once in an epoch, and a task has one writer in it, known by a random name of its own.
 - Whoever comes second is refused, and the epoch is spoiled: rows of the first may be there that no receipt
   counts. It is aborted and run again under another producer epoch.
 - A claim of another run or epoch is refused and spoils nothing: it is a zombie's, and whatever it sends is
@@ -13,45 +12,24 @@ partition from the owner before it sends to it. Rules:
 - What was claimed must be covered by the receipts, and nothing else: otherwise the epoch is not committed.
 
 `ClaimBook` holds the rules, without I/O. Writers in this process ask it through `LocalClaims`, others over a
-socket: one line of JSON each way, with the run's secret (`ClaimService`, `RemoteClaims`).
+socket: one message each way (`ClaimService`, `RemoteClaims`).
 """
 
 import asyncio
-import hmac
-import json
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
-from semel.client.metadata import Address, TopicPartition
-from semel.errors import ConfigError, SemelError
+from semel.client.loop_thread import run_in
+from semel.client.metadata import TopicPartition
+from semel.errors import SemelError
 from semel.sinks.errors import CommitFailed, WriteFailed
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.service import Channel, OwnerService, ServiceAddress, dial
 
-TOKEN_BYTES: Final = 32
-MAX_LINE_BYTES: Final = 64 * 1024
-# A topic's name takes up to 249 bytes: this many partitions of one topic always fit in a line.
+# A topic's name takes up to 249 bytes: this many partitions of one topic always fit in a message.
 MAX_PARTITIONS_A_CLAIM: Final = 4_000
-MAX_CONNECTIONS: Final = 4_096
-# A connection that says nothing before its first claim is not a writer's.
-FIRST_LINE_TIMEOUT_S: Final = 10.0
 CLAIM_TIMEOUT_S: Final = 30.0
-CONNECT_TIMEOUT_S: Final = 10.0
-
-
-@dataclass(slots=True, frozen=True)
-class Claimant:
-    """One writer: an attempt at a task, told apart from all others by a random name."""
-
-    place: Place
-    task: int
-    attempt: str
-    writer: str
-
-    def __str__(self) -> str:
-        return f"attempt {self.attempt} of task {self.task}"
 
 
 class ClaimBook:
@@ -59,8 +37,8 @@ class ClaimBook:
 
     def __init__(self) -> None:
         self._place: Place | None = None
-        self._writers: dict[int, Claimant] = {}
-        self._holders: dict[TopicPartition, Claimant] = {}
+        self._writers: dict[int, Attempt] = {}
+        self._holders: dict[TopicPartition, Attempt] = {}
         self._spoiled: str | None = None
 
     @property
@@ -77,7 +55,7 @@ class ClaimBook:
         """The epoch is over: every claim is refused from here on."""
         self._place = None
 
-    def claim(self, claimant: Claimant, partitions: Iterable[TopicPartition]) -> str | None:
+    def claim(self, claimant: Attempt, partitions: Iterable[TopicPartition]) -> str | None:
         """Claims all of them; the reason if one is refused. Idempotent for the same writer."""
         if claimant.place != self._place:
             return f"{claimant} is of {claimant.place}, which is over: its rows will not be committed"
@@ -127,7 +105,7 @@ class Claims(ABC):
     """A writer's way to the claim book."""
 
     @abstractmethod
-    async def claim(self, claimant: Claimant, partitions: list[TopicPartition]) -> None:
+    async def claim(self, claimant: Attempt, partitions: list[TopicPartition]) -> None:
         """Returns if they are this writer's; raises WriteFailed otherwise, and nothing may be sent."""
 
     @abstractmethod
@@ -147,19 +125,10 @@ class LocalClaims(Claims):
         self._join = join
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the caller runs in the owner's loop."""
-        return asyncio.get_running_loop() is self._loop
+    async def claim(self, claimant: Attempt, partitions: list[TopicPartition]) -> None:
+        await run_in(self._loop, self.claim_here(claimant, partitions))
 
-    async def claim(self, claimant: Claimant, partitions: list[TopicPartition]) -> None:
-        if self.is_here:
-            await self.claim_here(claimant, partitions)
-            return
-        done = asyncio.run_coroutine_threadsafe(self.claim_here(claimant, partitions), self._loop)
-        await asyncio.wrap_future(done)
-
-    async def claim_here(self, claimant: Claimant, partitions: list[TopicPartition]) -> None:
+    async def claim_here(self, claimant: Attempt, partitions: list[TopicPartition]) -> None:
         """In the owner's loop."""
         refusal = self._book.claim(claimant, partitions)
         if refusal is not None:
@@ -173,78 +142,27 @@ class LocalClaims(Claims):
         pass
 
 
-class ClaimAddress(NamedTuple):
-    """Where other processes claim, and the secret that lets them. Part of a plan, and pickled with it."""
-
-    address: Address
-    token: str
-
-
 class ClaimService:
     """Claims over TCP, for writers in other processes; it lives in the owner's loop."""
 
     def __init__(self, claims: LocalClaims) -> None:
         self._claims = claims
-        self._token = secrets.token_hex(TOKEN_BYTES)
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.StreamWriter] = set()
+        self._service = OwnerService(self._serve)
 
-    async def start(self, host: str) -> ClaimAddress:
-        """Listens on a free port of this host (its address as the writers see it)."""
-        self._server = await asyncio.start_server(self._serve, host, 0, limit=MAX_LINE_BYTES)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return ClaimAddress(Address(host, port), self._token)
+    async def start(self, host: str) -> ServiceAddress:
+        return await self._service.start(host)
 
     async def stop(self) -> None:
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in list(self._connections):
-            connection.close()
-        await self._server.wait_closed()
-        self._server = None
+        await self._service.stop()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
-            writer.close()
-            return
-        self._connections.add(writer)
-        try:
-            timeout_s: float | None = FIRST_LINE_TIMEOUT_S
-            while True:
-                async with asyncio.timeout(timeout_s):
-                    line = await reader.readline()
-                if not line:
-                    return
-                answer = await self._answer(line)
-                if answer is None:
-                    return  # not one of ours, and told nothing
-                writer.write(json.dumps({"refused": answer}).encode() + b"\n")
-                await writer.drain()
-                timeout_s = None
-        except (OSError, ValueError, TimeoutError):
-            return  # gone, too long a line, or silent
-        finally:
-            self._connections.discard(writer)
-            writer.close()
+    async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
+        """Each message is a claim, the first one, too."""
+        while True:
+            await channel.say({"refused": await self._answer(Attempt.parse(fields), _claimed(fields))})
+            fields = await channel.hear()
 
-    async def _answer(self, line: bytes) -> str | None:
-        """Empty if granted, the reason if refused, None if it is no claim of this run."""
-        try:
-            fields = json.loads(line)
-            token = str(fields["token"])
-            claimant = Claimant(
-                Place(str(fields["run"]), int(fields["epoch"]), int(fields["turn"])),
-                int(fields["task"]),
-                str(fields["attempt"]),
-                str(fields["writer"]),
-            )
-            topic = str(fields["topic"])
-            partitions = [TopicPartition(topic, int(partition)) for partition in fields["partitions"]]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            return None
-        if not hmac.compare_digest(token.encode(), self._token.encode()) or not partitions:
-            return None
+    async def _answer(self, claimant: Attempt, partitions: list[TopicPartition]) -> str:
+        """Empty if granted, the reason if refused."""
         try:
             await self._claims.claim_here(claimant, partitions)
         except WriteFailed as error:
@@ -252,15 +170,24 @@ class ClaimService:
         return ""
 
 
+def _claimed(fields: Mapping[str, Any]) -> list[TopicPartition]:
+    try:
+        partitions = [TopicPartition(str(fields["topic"]), int(index)) for index in fields["partitions"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no claim: {error}") from error
+    if not partitions:
+        raise ValueError("this claims nothing")
+    return partitions
+
+
 class RemoteClaims(Claims):
     """For writers in other processes: one connection for as long as the writer lives."""
 
-    def __init__(self, service: ClaimAddress) -> None:
+    def __init__(self, service: ServiceAddress) -> None:
         self._service = service
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._channel: Channel | None = None
 
-    async def claim(self, claimant: Claimant, partitions: list[TopicPartition]) -> None:
+    async def claim(self, claimant: Attempt, partitions: list[TopicPartition]) -> None:
         by_topic: dict[str, list[int]] = {}
         for where in partitions:
             by_topic.setdefault(where.topic, []).append(where.partition)
@@ -268,22 +195,13 @@ class RemoteClaims(Claims):
             for start in range(0, len(indexes), MAX_PARTITIONS_A_CLAIM):
                 await self._claim(claimant, topic, indexes[start : start + MAX_PARTITIONS_A_CLAIM])
 
-    async def _claim(self, claimant: Claimant, topic: str, partitions: list[int]) -> None:
-        asked = {
-            "token": self._service.token,
-            "run": claimant.place.run,
-            "epoch": claimant.place.epoch,
-            "turn": claimant.place.turn,
-            "task": claimant.task,
-            "attempt": claimant.attempt,
-            "writer": claimant.writer,
-            "topic": topic,
-            "partitions": partitions,
-        }
+    async def _claim(self, claimant: Attempt, topic: str, partitions: list[int]) -> None:
         try:
             async with asyncio.timeout(CLAIM_TIMEOUT_S):
-                line = await self._ask(json.dumps(asked).encode() + b"\n")
-            refusal = json.loads(line)["refused"]
+                answer = await self._ask(
+                    {**claimant.fields(), "topic": topic, "partitions": partitions},
+                )
+            refusal = answer["refused"]
         except (OSError, ValueError, KeyError, TypeError, TimeoutError) as error:
             raise WriteFailed(
                 f"{claimant} could not claim its partitions of {topic!r} from the sink's owner at "
@@ -293,29 +211,14 @@ class RemoteClaims(Claims):
         if refusal:
             raise WriteFailed(str(refusal))
 
-    async def _ask(self, line: bytes) -> bytes:
-        if self._writer is None or self._reader is None:
-            host, port = self._service.address
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._reader, self._writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
-        self._writer.write(line)
-        await self._writer.drain()
-        answer = await self._reader.readline()
-        if not answer:
-            raise ConnectionResetError("the owner closed the connection: it knows no such run")
-        return answer
+    async def _ask(self, claim: dict[str, object]) -> dict[str, Any]:
+        if self._channel is None:
+            self._channel = await dial(self._service, claim)
+        else:
+            await self._channel.say(claim)
+        return await self._channel.hear()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._reader = self._writer = None
-
-
-def require_shared(service: ClaimAddress | None) -> ClaimAddress:
-    """The address that a plan takes along to other processes."""
-    if service is None:
-        raise ConfigError(
-            "this plan is for writers in the owner's process: call the sink's `share()` before `open`, so "
-            "that writers elsewhere can claim their partitions"
-        )
-    return service
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None

@@ -1,8 +1,9 @@
 """What passes between the owner of an epoch and its writers, all of it small and made to be pickled."""
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from semel.sinks.errors import CommitFailed
 
@@ -20,6 +21,8 @@ class Origin(NamedTuple):
 
 NO_ORIGIN: Final = Origin()
 
+WRITER_NAME_BYTES: Final = 8
+
 
 class Place(NamedTuple):
     """One try at one epoch in one run of one sink; what a receipt must agree with.
@@ -34,6 +37,39 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"run {self.run}, epoch {self.epoch}, turn {self.turn}"
+
+
+@dataclass(slots=True, frozen=True)
+class Attempt:
+    """One writer: an attempt at a task, told apart from all others by a random name.
+
+    A retried stage counts its attempts from 0 again, so numbers do not tell writers apart.
+    """
+
+    place: Place
+    task: int
+    attempt: str
+    writer: str
+
+    @classmethod
+    def new(cls, place: Place, task: int, attempt: str) -> Self:
+        return cls(place, task, attempt, secrets.token_hex(WRITER_NAME_BYTES))
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} of task {self.task}"
+
+    def fields(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {**self.place._asdict(), "task": self.task, "attempt": self.attempt, "writer": self.writer}
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Self:
+        """The other way; ValueError if it is none."""
+        try:
+            place = Place(str(fields["run"]), int(fields["epoch"]), int(fields["turn"]))
+            return cls(place, int(fields["task"]), str(fields["attempt"]), str(fields["writer"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"this is no attempt at a task: {error}") from error
 
 
 @dataclass(slots=True, frozen=True)

@@ -51,6 +51,7 @@ from semel.sinks.errors import (
 from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, judge
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import NO_ORIGIN, Origin, Place, Receipt, check_receipts
+from semel.sinks.service import WILDCARD_HOSTS
 from semel.sinks.settings import SinkSettings
 from semel.sinks.tracker import EpochTracker
 
@@ -148,6 +149,7 @@ class TransactionalSink(ABC):
         self._marker = NO_MARKER
         self._epoch: int | None = None
         self._turn = 0
+        self._shared_host: str | None = None
         self._origin = NO_ORIGIN
         self._plan: WriterPlan | None = None
         self._fenced: FencedOut | None = None
@@ -173,6 +175,14 @@ class TransactionalSink(ABC):
     def plan(self) -> WriterPlan | None:
         """The present epoch's, if one is active."""
         return self._plan
+
+    def share(self, host: str = "127.0.0.1") -> None:
+        """Lets writers be in other processes: they reach the owner at this host. Call it before `open`."""
+        if self._state is not State.CLOSED:
+            raise ConfigError("share is called before open")
+        if host in WILDCARD_HOSTS:
+            raise ConfigError(f"share needs an address of this machine that writers can reach, not {host!r}")
+        self._shared_host = host
 
     # The contract
 

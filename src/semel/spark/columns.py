@@ -12,12 +12,19 @@ from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 TEXT: Final = ("string", "binary")
 INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 TIMES: Final = ("timestamp", "timestamp_ntz", "bigint")
+# The settings by which Spark encrypts what its processes send each other.
+ENCRYPTION: Final = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.rpc.enabled",
+)
 
 
 def prepare_columns(df: "DataFrame", sink: TransactionalSink) -> list[str]:
@@ -45,8 +52,9 @@ def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
 def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    # The tasks of Spark are not in this process: they stage rows, and the driver moves them.
-    sink.strategy = Strategy.STAGED
+    if _is_encrypted(df.sparkSession.sparkContext.getConf()):
+        # Rows that go through the driver go there in the clear; staged ones by the database's own TLS.
+        sink.prefer(Strategy.STAGED)
     target = sink.target
     names = df.schema.fieldNames()
     if target.columns is not None:
@@ -61,6 +69,10 @@ def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
     time_zone = str(df.sparkSession.conf.get("spark.sql.session.timeZone"))
     sink.expect(to_arrow_schema(df.select(*map(_quoted, names)).schema, timezone=time_zone))
     return names
+
+
+def _is_encrypted(conf: "SparkConf") -> bool:
+    return any(str(conf.get(setting, "false")).lower() == "true" for setting in ENCRYPTION)
 
 
 def select_columns(batch: "DataFrame", names: list[str]) -> "DataFrame":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from semel.sinks.kafka import KafkaPlan
 from semel.sinks.kafka.encoded import can_encode_early
 from semel.sinks.sink import WriterPlan
+from semel.sinks.sql.writers import DirectPlan
 from semel.sinks.tasks import ENCODED_SCHEMA, TARGET_COLUMN, EncodeTask, TargetTask
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
     """Gives each task its rows."""
     partitions = partition_count(batch)
     if not isinstance(plan, KafkaPlan):
-        return Layout(batch, max(partitions, 1), is_once=False)
+        # What an attempt has brought into an epoch's transaction stays there; what it has staged does not.
+        return Layout(batch, max(partitions, 1), is_once=isinstance(plan, DirectPlan))
     if partitions <= 1:
         return Layout(batch, 1, is_once=True)
     columns = plan.settings.layout

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import ConfigError
 from semel.sinks.blocking import BlockingSink
-from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import TransactionalSink
 from semel.spark.checkpoint import Checkpoint, source_bootstrap
 from semel.spark.columns import prepare_columns
@@ -115,8 +114,7 @@ class ExactlyOnce:
         opened: list[BlockingSink] = []
         try:
             for place, sink in enumerate(self._sinks):
-                if isinstance(sink, KafkaSink):
-                    sink.share(driver_host)
+                sink.share(driver_host)
                 blocking = BlockingSink(sink)
                 opened.append(blocking)
                 blocking.open(sink_id(self._name, place))

@@ -22,14 +22,15 @@ import semel.spark
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
-from semel.sinks.claims import Claimant, ClaimBook
+from semel.sinks.claims import ClaimBook
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
-from semel.sinks.sql.dialect import SqlSession
+from semel.sinks.sql.dialect import Loaded, Part, SqlSession
+from semel.sinks.sql.intake import Intake
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.sink_row import SinkRow
 
@@ -69,7 +70,7 @@ class MortalBook(ClaimBook):
         super().__init__()
         self._fate = fate
 
-    def claim(self, claimant: Claimant, partitions: Iterable[TopicPartition]) -> str | None:
+    def claim(self, claimant: Attempt, partitions: Iterable[TopicPartition]) -> str | None:
         if claimant in self._holders.values():
             self._fate.at("amid_tasks")
         return super().claim(claimant, partitions)
@@ -111,10 +112,26 @@ class MortalKafkaSink(KafkaSink):
         self._fate.at("after_end")
 
 
+class MortalIntake(Intake):
+    """Passes by while tasks write: one of them has brought rows into the transaction."""
+
+    fate: Fate
+
+    async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
+        loaded = await super().load(attempt, parts)
+        self.fate.at("amid_tasks")
+        return loaded
+
+
 class MortalSqlSink(SqlSink):
     """The same steps in a database."""
 
     _fate: Fate
+
+    def _meet(self, fate: Fate) -> None:
+        self._fate = fate
+        self._intake = MortalIntake(self._begun)
+        self._intake.fate = fate
 
     async def _take(self, session: SqlSession, before: SinkRow) -> SinkRow:
         taken = await super()._take(session, before)
@@ -143,15 +160,15 @@ class MortalSqlSink(SqlSink):
 
 
 class MortalPostgresSink(MortalSqlSink, PostgresSink):
-    def __init__(self, fate: Fate, table: str) -> None:
-        super().__init__(os.environ["TEST_POSTGRES"], table)
-        self._fate = fate
+    def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
+        super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy)
+        self._meet(fate)
 
 
 class MortalMySQLSink(MortalSqlSink, MySQLSink):
-    def __init__(self, fate: Fate, table: str) -> None:
-        super().__init__(os.environ["TEST_MYSQL"], table)
-        self._fate = fate
+    def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
+        super().__init__(os.environ["TEST_MYSQL"], table, strategy=strategy)
+        self._meet(fate)
 
 
 def read(spark: SparkSession, bootstrap: str, topic: str, per_batch: int = BATCH_RECORDS) -> DataFrame:
@@ -228,15 +245,15 @@ def table_rows(to: Setting) -> DataFrame:
 
 
 def start_totals(to: Setting) -> semel.spark.PipelineQuery:
-    """Windows into a table."""
+    """Windows into a table, by way of a stage."""
     to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    sink = MortalPostgresSink(Fate("totals"), "totals")
+    sink = MortalPostgresSink(Fate("totals"), "totals", "staged")
     return to.start("totals", windows(read_numbers(to)), sink)
 
 
 def start_mysql_totals(to: Setting) -> semel.spark.PipelineQuery:
     to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    sink = MortalMySQLSink(Fate("mysql_totals"), "totals")
+    sink = MortalMySQLSink(Fate("mysql_totals"), "totals", "staged")
     return to.start("mysql_totals", windows(read_numbers(to)), sink)
 
 

@@ -3,7 +3,8 @@
     python unlucky.py BOOTSTRAP DIRECTORY
 
 Run it on `local-cluster`: tasks are retried, executors can be killed, and Spark speculates. For each
-misfortune there is a topic `out-<misfortune>`; the program says how often its one batch was tried.
+misfortune there is a topic `out-<misfortune>`, or such a table in the PostgreSQL of TEST_POSTGRES; the
+program says how often its one batch was tried.
 """
 
 import asyncio
@@ -24,26 +25,32 @@ from spark_cases import driver_session
 
 import semel.spark
 from semel.sinks.kafka import KafkaPlan, KafkaSink, KafkaWriter
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.postgres import PostgresSink
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.sink import TransactionalSink, Writer, WriterPlan
+from semel.sinks.sql.writers import DirectPlan, DirectWriter
 
 GATE_TIMEOUT_S = 60.0
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
-class GatedWriter(KafkaWriter):
-    """Has written everything, and waits before it says so: task 0 at the gate, others for the misfortune."""
+async def pass_gate(gate: Path, writer: Attempt) -> None:
+    """Who has written everything waits before it says so: task 0 at the gate, others for the misfortune."""
+    (gate / f"waiting-{writer.task}-{writer.writer}").touch()
+    give_up = time.monotonic() + GATE_TIMEOUT_S
+    awaited = gate / ("open" if writer.task == 0 else "struck")
+    while not awaited.exists() and time.monotonic() < give_up:  # noqa: ASYNC110 - a file
+        await asyncio.sleep(0.05)
 
+
+class GatedWriter(KafkaWriter):
     gate = Path()
 
     async def finish(self) -> Receipt:
         await self._send_gathered()
         await self._flush()
-        (self.gate / f"waiting-{self._claimant.task}-{self._claimant.writer}").touch()
-        give_up = time.monotonic() + GATE_TIMEOUT_S
-        awaited = self.gate / ("open" if self._claimant.task == 0 else "struck")
-        while not awaited.exists() and time.monotonic() < give_up:  # noqa: ASYNC110 - a file
-            await asyncio.sleep(0.05)
+        await pass_gate(self.gate, self._claimant)
         return await super().finish()
 
 
@@ -82,6 +89,48 @@ class GatedSink(KafkaSink):
             (self._gate / "open").touch()
         plan = await super()._begin(place)
         plan.__class__ = GatedPlan
+        plan.gate = self._gate  # type: ignore[attr-defined]
+        return plan
+
+
+class GatedDirectWriter(DirectWriter):
+    gate = Path()
+
+    async def finish(self) -> Receipt:
+        await self._flush()
+        await pass_gate(self.gate, self._me)
+        return await super().finish()
+
+
+class GatedDirectPlan(DirectPlan):
+    gate = Path()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return make_gated_direct, (super().__reduce__()[1], self.gate)
+
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        writer = super().writer(task, attempt, tasks=tasks)
+        writer.__class__ = GatedDirectWriter
+        writer.gate = self.gate  # type: ignore[attr-defined]
+        return writer
+
+
+def make_gated_direct(parts: tuple[object, ...], gate: Path) -> GatedDirectPlan:
+    plan = GatedDirectPlan(*parts)  # type: ignore[arg-type]
+    plan.gate = gate
+    return plan
+
+
+class GatedTable(PostgresSink):
+    """A table whose writers wait at the gate, with their rows in the transaction."""
+
+    def __init__(self, table: str, gate: Path) -> None:
+        super().__init__(os.environ["TEST_POSTGRES"], table)
+        self._gate = gate
+
+    async def _begin(self, place: Place) -> WriterPlan:
+        plan = await super()._begin(place)
+        plan.__class__ = GatedDirectPlan
         plan.gate = self._gate  # type: ignore[attr-defined]
         return plan
 
@@ -127,7 +176,7 @@ class Misfortunes:
         return place
 
     def run(
-        self, name: str, df: DataFrame, sink: KafkaSink, misfortune: Callable[[], None] | None = None
+        self, name: str, df: DataFrame, sink: TransactionalSink, misfortune: Callable[[], None] | None = None
     ) -> None:
         checkpoint = self.directory / "checkpoints" / name
         pipeline = semel.spark.exactly_once(df, sink, name=name, checkpoint=checkpoint, output_mode="update")
@@ -150,6 +199,21 @@ class Misfortunes:
         code = F.udf(slow_once(self.place("speculation")), "binary")
         sink = KafkaSink(self.bootstrap, "out-speculation", key=None)
         self.run("speculation", self.orders().select(code("value").alias("value")), sink)
+
+    # The same into a table, where rows go through the driver into one transaction.
+
+    def table_code_fails(self, name: str, value: str) -> None:
+        code = F.udf(fails_once(self.place(name), value), "binary")
+        self.run(name, self.orders().select(code("value").alias("value")), table(name))
+
+    def table_speculation(self, name: str) -> None:
+        code = F.udf(slow_once(self.place(name)), "binary")
+        self.run(name, self.orders().select(code("value").alias("value")), table(name))
+
+    def table_executor_dies(self, name: str) -> None:
+        gate = self.place(name)
+        sink = GatedTable(f"out-{name}", gate)
+        self.run(name, self.orders().select("value"), sink, lambda: self.kill_an_executor(gate))
 
     def executor_dies(self, name: str, df: DataFrame) -> None:
         gate = self.place(name)
@@ -181,6 +245,10 @@ class Misfortunes:
         for file in files:
             file.unlink()
         (gate / "struck").touch()
+
+
+def table(name: str) -> PostgresSink:
+    return PostgresSink(os.environ["TEST_POSTGRES"], f"out-{name}")
 
 
 def executor_pids() -> list[int]:
@@ -224,6 +292,10 @@ def main(bootstrap: str, directory: str) -> None:
     misfortunes.speculation()
     misfortunes.executor_dies("executor", misfortunes.orders())
     misfortunes.executor_dies("executor-state", misfortunes.counts())
+    misfortunes.table_code_fails("table-first-row", "v0")
+    misfortunes.table_code_fails("table-last-row", "v239")
+    misfortunes.table_speculation("table-speculation")
+    misfortunes.table_executor_dies("table-executor")
     print("done", flush=True)
 
 

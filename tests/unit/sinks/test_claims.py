@@ -10,25 +10,17 @@ import pytest
 
 from semel.client.metadata import Address, TopicPartition
 from semel.errors import FatalError
-from semel.sinks.claims import (
-    MAX_LINE_BYTES,
-    MAX_PARTITIONS_A_CLAIM,
-    ClaimAddress,
-    Claimant,
-    ClaimBook,
-    ClaimService,
-    LocalClaims,
-    RemoteClaims,
-)
+from semel.sinks.claims import MAX_PARTITIONS_A_CLAIM, ClaimBook, ClaimService, LocalClaims, RemoteClaims
 from semel.sinks.errors import CommitFailed, WriteFailed
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.service import MAX_MESSAGE_BYTES, SIZE, ServiceAddress
 
 PLACE = Place("run", 3, 1)
 ZERO, ONE = TopicPartition("topic", 0), TopicPartition("topic", 1)
 
 
-def claimant(task: int = 0, writer: str = "w0", place: Place = PLACE, attempt: str = "0") -> Claimant:
-    return Claimant(place, task, attempt, writer)
+def claimant(task: int = 0, writer: str = "w0", place: Place = PLACE, attempt: str = "0") -> Attempt:
+    return Attempt(place, task, attempt, writer)
 
 
 def receipt(task: int, *parts: TopicPartition, attempt: str = "0") -> Receipt:
@@ -138,6 +130,10 @@ async def test_writers_in_other_threads_claim_in_the_owners_loop(book: ClaimBook
         await asyncio.to_thread(asyncio.run, claims.claim(claimant(1, "w1"), [ZERO]))
 
 
+def sized(message: bytes) -> bytes:
+    return SIZE.pack(len(message)) + message
+
+
 class Served:
     """A claim service and its address."""
 
@@ -145,20 +141,20 @@ class Served:
         self.book = book
         self.joined = Joined()
         self.service = ClaimService(LocalClaims(book, self.joined))
-        self.address = ClaimAddress(Address("", 0), "")
+        self.address = ServiceAddress(Address("", 0), "")
 
-    async def say(self, line: bytes) -> bytes:
-        """What the service answers to a line; empty if it hangs up."""
+    async def say(self, message: bytes) -> bytes:
+        """What the service answers; empty if it hangs up."""
         reader, writer = await asyncio.open_connection(*self.address.address)
         try:
-            writer.write(line)
-            return await reader.read(MAX_LINE_BYTES)
+            writer.write(message)
+            return await reader.read(MAX_MESSAGE_BYTES)
         except ConnectionResetError:
             return b""
         finally:
             writer.close()
 
-    def line(self, **changes: object) -> bytes:
+    def claim(self, **changes: object) -> bytes:
         fields: dict[str, object] = {
             "token": self.address.token,
             "run": PLACE.run,
@@ -171,7 +167,7 @@ class Served:
             "partitions": [0],
         }
         fields.update(changes)
-        return json.dumps(fields).encode() + b"\n"
+        return sized(json.dumps(fields).encode())
 
 
 @pytest.fixture
@@ -204,27 +200,27 @@ async def test_a_claim_without_the_secret_is_hung_up_on(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    "message",
     [
-        b"\n",
-        b"[]\n",
-        b"null\n",
-        b"{}\n",
-        b"\xff\xfe\n",
+        sized(b""),
+        sized(b"[]"),
+        sized(b"null"),
+        sized(b"{}"),
+        sized(b"\xff\xfe"),
         b"GET / HTTP/1.1\r\n\r\n",
-        b"[" * 20_000 + b"\n",
-        b"x" * (2 * MAX_LINE_BYTES) + b"\n",
+        sized(b"[" * 20_000),
+        sized(b"x" * (2 * MAX_MESSAGE_BYTES)),
     ],
     ids=["empty", "list", "null", "bare", "bytes", "http", "deep", "long"],
 )
-async def test_nonsense_is_hung_up_on_and_the_service_goes_on(served: Served, line: bytes) -> None:
-    assert await served.say(line) == b""
+async def test_nonsense_is_hung_up_on_and_the_service_goes_on(served: Served, message: bytes) -> None:
+    assert await served.say(message) == b""
     await RemoteClaims(served.address).claim(claimant(), [ZERO])
 
 
 @pytest.mark.parametrize("changes", [{"partitions": []}, {"partitions": None}, {"task": None}, {"epoch": {}}])
 async def test_a_claim_of_wrong_types_is_hung_up_on(served: Served, changes: dict[str, object]) -> None:
-    assert await served.say(served.line(**changes)) == b""
+    assert await served.say(served.claim(**changes)) == b""
     assert served.joined.partitions == []
 
 

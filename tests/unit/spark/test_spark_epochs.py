@@ -12,13 +12,13 @@ from pyspark import cloudpickle
 from semel.client.metadata import Address
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import ConfigError
-from semel.sinks.claims import ClaimAddress
 from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka import KafkaPlan, RecordLayout
 from semel.sinks.kafka.encoded import encode_rows
 from semel.sinks.kafka.sink import KafkaSink
 from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Place
+from semel.sinks.service import ServiceAddress
 from semel.sinks.tasks import EncodeTask, SendTask, TargetTask, WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
 from semel.spark.epochs import LOST_WORK, _run_tasks
@@ -112,7 +112,7 @@ def test_rows_of_one_topic_have_one_target_and_rows_without_one_that_of_the_sink
 def kafka_plan() -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out")
     handle = TransactionHandle("localhost:1", "semel-sink.x", 1, 0, 2)
-    return KafkaPlan(Place("run", 0, 0), handle, sink._writer_settings, ClaimAddress(Address("h", 1), "t"))
+    return KafkaPlan(Place("run", 0, 0), handle, sink._writer_settings, ServiceAddress(Address("h", 1), "t"))
 
 
 def test_executors_import_sinks_client_and_wire_alone() -> None:
@@ -146,7 +146,7 @@ def shared_plan(**columns: str | None) -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out", **columns)  # type: ignore[arg-type]
     settings = replace(sink._writer_settings, topics={"out": TopicShape(3, 2_000)})
     handle = TransactionHandle("localhost:1", "semel-sink.x", 7, 5, 2)
-    return KafkaPlan(Place("run", 0, 0), handle, settings, ClaimAddress(Address("h", 1), "t"))
+    return KafkaPlan(Place("run", 0, 0), handle, settings, ServiceAddress(Address("h", 1), "t"))
 
 
 def test_batches_that_are_encoded_before_a_shuffle_are_what_a_writer_would_have_sent() -> None:

@@ -26,7 +26,7 @@ from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import AbortableError, BrokerError, ConfigError, FencedError, SemelError
-from semel.sinks.claims import ClaimAddress, ClaimBook, ClaimService, LocalClaims
+from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims
 from semel.sinks.errors import (
     AbortFailed,
     BeginFailed,
@@ -42,6 +42,7 @@ from semel.sinks.kafka.topics import TopicShape, read_shape
 from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
+from semel.sinks.service import ServiceAddress
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import SourceOffsets, TransactionalSink
 from semel.wire.compression import Codec
@@ -50,7 +51,6 @@ from semel.wire.errors import ErrorCode
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
-WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
 
 
 class KafkaSink(TransactionalSink):
@@ -87,9 +87,8 @@ class KafkaSink(TransactionalSink):
         self.transaction_timeout = transaction_timeout
         self.connection = connection or ConnectionOptions()
         self._book = ClaimBook()
-        self._shared_host: str | None = None
         self._service: ClaimService | None = None
-        self._service_address: ClaimAddress | None = None
+        self._service_address: ServiceAddress | None = None
         self._cluster: Cluster | None = None
         self._cluster_id: str | None = None
         self._transaction: SharedTransaction | None = None
@@ -100,14 +99,6 @@ class KafkaSink(TransactionalSink):
         self._other_addresses: set[str] = set()
         self._begun_at = 0.0
         self._writer_settings = self._new_writer_settings({})
-
-    def share(self, host: str = "127.0.0.1") -> None:
-        """Lets writers be in other processes: they claim partitions at this host. Call it before `open`."""
-        if self._cluster is not None:
-            raise ConfigError("share is called before open")
-        if host in WILDCARD_HOSTS:
-            raise ConfigError(f"share needs an address of this machine that writers can reach, not {host!r}")
-        self._shared_host = host
 
     @property
     def partition_count(self) -> int:

@@ -12,7 +12,6 @@ are encoded straight from the Arrow columns. Rules:
 """
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -27,7 +26,7 @@ from semel.client.partition_writer import PartitionWriter, SharedWriter
 from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import FencedError, SemelError
-from semel.sinks.claims import ClaimAddress, Claimant, Claims, LocalClaims, RemoteClaims, require_shared
+from semel.sinks.claims import Claims, LocalClaims, RemoteClaims
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
 from semel.sinks.kafka.markers import MarkerStore
@@ -44,7 +43,8 @@ from semel.sinks.kafka.rows import (
 from semel.sinks.kafka.topics import TopicShape, find_shape
 from semel.sinks.marker import Owner
 from semel.sinks.metrics import SinkMetrics
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.service import ServiceAddress, require_shared
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.wire.batch import InvalidBatch, place_sequence
 from semel.wire.columns import Ints
@@ -55,7 +55,6 @@ from semel.wire.partitioner import NO_PARTITION, partition_column
 # few enough to keep the broker busy meanwhile.
 ENOUGH_ROWS: Final = 8 * 1024
 CHUNK_ROWS: Final = 16 * 1024
-WRITER_NAME_BYTES: Final = 8
 
 
 @dataclass(slots=True, frozen=True)
@@ -89,7 +88,7 @@ class KafkaPlan(WriterPlan):
         place: Place,
         handle: TransactionHandle,
         settings: WriterSettings,
-        service: ClaimAddress | None,
+        service: ServiceAddress | None,
         home: HomeAccess | None = None,
     ) -> None:
         self.place = place
@@ -113,7 +112,7 @@ class KafkaWriter(Writer):
         self._settings = plan.settings
         self._home = home
         self._claims: Claims = RemoteClaims(require_shared(plan.service)) if home is None else home.claims
-        self._claimant = Claimant(plan.place, task, attempt, secrets.token_hex(WRITER_NAME_BYTES))
+        self._claimant = Attempt.new(plan.place, task, attempt)
         self._tasks = tasks
         self._metrics = SinkMetrics() if home is None else home.metrics
         self._shared: SharedWriter | None = None

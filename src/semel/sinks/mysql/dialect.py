@@ -7,15 +7,8 @@ from typing import Final
 import pyarrow as pa
 
 from semel.sinks.errors import InitFailed
-from semel.sinks.mysql.session import (
-    WRITER_LOCKS,
-    Address,
-    MySQLSession,
-    connect,
-    is_mariadb,
-    quote,
-    writer_lock,
-)
+from semel.sinks.mysql.names import quote
+from semel.sinks.mysql.session import WRITER_LOCKS, Address, MySQLSession, connect, is_mariadb, writer_lock
 from semel.sinks.mysql.types import OUR_TEXT, TEXTS, key_type, parse_type, refuses, type_for
 from semel.sinks.sql.columns import Column, Layout, TableColumn
 from semel.sinks.sql.dialect import Dialect, SqlSession
@@ -58,17 +51,23 @@ _GENERATED: Final = ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT GENERA
 
 @dataclass(slots=True, frozen=True)
 class MySQLDialect(Dialect):
-    """A database. Without `local_infile` rows go by multi-row INSERT, even if the server allows more."""
+    """A database. Rows go by array binding, LOAD DATA or multi-row INSERT: the first that the server has.
+
+    Without `bulk` or `local_infile` it is as if the server did not have the first, or the second.
+    """
 
     address: Address
     idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S
     local_infile: bool = True
+    bulk: bool = True
 
     boolean_type = "tinyint(1)"
     text_type = OUR_TEXT
 
     async def connect(self, label: str) -> SqlSession:
-        session = await connect(self.address, label, self.idle_timeout_s, local_infile=self.local_infile)
+        session = await connect(
+            self.address, label, self.idle_timeout_s, local_infile=self.local_infile, bulk=self.bulk
+        )
         try:
             _check_version(session)
         except BaseException:

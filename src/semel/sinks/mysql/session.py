@@ -6,22 +6,23 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Final, TypeVar
 
-import pyarrow as pa
 import pymysql
 from pymysql.constants import CLIENT
 
+from semel.sinks.mysql.bulk_rows import BulkForm
 from semel.sinks.mysql.connection import LoadingConnection
-from semel.sinks.mysql.text_rows import Kind, kind_of, lines, tuples
+from semel.sinks.mysql.names import quote
+from semel.sinks.mysql.text_rows import LinesForm, TuplesForm
 from semel.sinks.sql.columns import Column
-from semel.sinks.sql.dialect import Loaded, SqlSession, SqlValue
+from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
 from semel.sinks.sql.failures import Cause, SqlFailure
-from semel.sinks.sql.names import MERGE_TABLE, WRITER_COLUMN, TableName
+from semel.sinks.sql.names import MERGE_TABLE, TableName
 
 T = TypeVar("T")
 
@@ -34,8 +35,13 @@ KEEPALIVE_COUNT: Final = 4
 TCP_USER_TIMEOUT_MS: Final = 30_000
 # How long a connection that was cut may take to notice.
 HANG_UP_TIMEOUT_S: Final = 1.0
-# How much of an INSERT is sent at a time, where the server does not allow LOAD DATA LOCAL.
+# How much of an INSERT is sent at a time, bound or written out.
 INSERT_BYTES: Final = 1024 * 1024
+# How many statements a session keeps prepared; the oldest makes room.
+MAX_PREPARED: Final = 8
+NEED_REPREPARE: Final = 1615
+# What is sent beside the statement's text and the rows, at most.
+PACKET_OVERHEAD_BYTES: Final = 16
 # The label of an owner is held as a named lock, by which others find the connection.
 OWNER_LABEL_PREFIX: Final = "semel:"
 WRITER_LABEL_PREFIX: Final = "semel-writer:"
@@ -75,10 +81,10 @@ class Address:
 
 
 async def connect(
-    address: Address, label: str, idle_timeout_s: float, *, local_infile: bool
+    address: Address, label: str, idle_timeout_s: float, *, local_infile: bool, bulk: bool
 ) -> "MySQLSession":
     thread = ThreadPoolExecutor(1, thread_name_prefix="semel mysql")
-    dialing = asyncio.get_running_loop().run_in_executor(thread, _dial, address, local_infile)
+    dialing = asyncio.get_running_loop().run_in_executor(thread, _dial, address, local_infile, bulk)
     try:
         connection, wire = await asyncio.shield(dialing)
     except asyncio.CancelledError:
@@ -97,7 +103,7 @@ async def connect(
     return session
 
 
-def _dial(address: Address, local_infile: bool) -> tuple[LoadingConnection, socket.socket]:
+def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConnection, socket.socket]:
     """The connection, and another handle on its socket, by which it can be cut from another thread."""
     if address.unix_socket is not None:
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -117,6 +123,7 @@ def _dial(address: Address, local_infile: bool) -> tuple[LoadingConnection, sock
             charset="utf8mb4",
             autocommit=True,
             local_infile=local_infile,
+            bulk=bulk,
             # An UPDATE counts the rows that it found, also those that it left as they were.
             client_flag=CLIENT.FOUND_ROWS,
             sql_mode=SQL_MODE,
@@ -163,9 +170,11 @@ class MySQLSession(SqlSession):
         self._is_merge_table_used = False
         self._wants_local_infile = local_infile
         self.loads_files = False
-        """Whether rows go by LOAD DATA LOCAL; by multi-row INSERT otherwise."""
+        """Whether rows may go by LOAD DATA LOCAL."""
+        self._prepared: dict[str, int] = {}
         self.version = connection.get_server_info()
         self._insert_bytes = INSERT_BYTES
+        self._max_packet_bytes = INSERT_BYTES
         self.session_id = connection.thread_id()
 
     async def set_up(self, label: str, idle_timeout_s: float) -> None:
@@ -181,7 +190,8 @@ class MySQLSession(SqlSession):
             self._execute("SET SESSION idle_transaction_timeout = %s", (ceil(idle_timeout_s),))
         ((allowed, packet),) = self._fetch("SELECT @@local_infile, @@max_allowed_packet")
         self.loads_files = bool(allowed) and self._wants_local_infile
-        self._insert_bytes = min(INSERT_BYTES, int(packet or INSERT_BYTES) // 2)
+        self._max_packet_bytes = int(packet or INSERT_BYTES)
+        self._insert_bytes = min(INSERT_BYTES, self._max_packet_bytes // 2)
         if label.startswith(OWNER_LABEL_PREFIX):
             self._hold_label(label)
         elif label.startswith(WRITER_LABEL_PREFIX):
@@ -211,10 +221,15 @@ class MySQLSession(SqlSession):
     async def fetch(self, statement: str, parameters: Sequence[SqlValue] = ()) -> list[tuple[SqlValue, ...]]:
         return await self._call(self._fetch, statement, parameters)
 
-    async def load(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        return await self._call(self._load, table, columns, rows, stamp)
+    def form(self, table: TableName, columns: tuple[Column, ...], stamp: str | None) -> Form:
+        if self._connection.has_bulk:
+            return BulkForm(table, columns, stamp, self._insert_bytes)
+        if self.loads_files:
+            return LinesForm(table, columns, stamp)
+        return TuplesForm(table, columns, stamp, self._insert_bytes)
+
+    async def load(self, form: Form, parts: Iterable[Part]) -> Loaded:
+        return await self._call(self._load, form, parts)
 
     async def begin(self) -> None:
         await self._call(self._begin)
@@ -263,16 +278,15 @@ class MySQLSession(SqlSession):
         self._is_in_transaction = False
         self._execute(how)
 
-    def _load(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
+    def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
         """In a transaction of its own, if none is open: the server takes good rows and skips bad ones."""
-        self._is_merge_table_used = self._is_merge_table_used or table.name == MERGE_TABLE
+        assert isinstance(form, BulkForm | LinesForm | TuplesForm)
+        self._is_merge_table_used = self._is_merge_table_used or form.table.name == MERGE_TABLE
         if self._is_in_transaction:
-            return self._send(table, columns, rows, stamp)
+            return self._send(form, parts)
         self._begin()
         try:
-            loaded = self._send(table, columns, rows, stamp)
+            loaded = self._send(form, parts)
         except BaseException:
             with contextlib.suppress(pymysql.Error, OSError):
                 self._end("ROLLBACK")
@@ -280,43 +294,61 @@ class MySQLSession(SqlSession):
         self._end("COMMIT")
         return loaded
 
-    def _send(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        if self.loads_files:
-            kinds = [kind_of(_plain(rows.column(index).type)) for index in range(len(columns))]
-            statement = load_statement(table, columns, kinds, self._literal(stamp))
-            taken = self._connection.load(statement.encode(), lines(columns, rows))
-            self._refuse_warnings(taken, rows.num_rows)
-            return Loaded(taken, self._connection.sent_bytes)
-        return self._insert(table, columns, rows, stamp)
+    def _send(self, form: BulkForm | LinesForm | TuplesForm, parts: Iterable[Part]) -> Loaded:
+        sent = Sent(parts)
+        statement = form.statement
+        if isinstance(form, LinesForm):
+            taken = self._connection.load(statement.encode(), sent)
+            self._refuse_warnings(taken, sent.rows)
+            return Loaded(sent.rows, sent.bytes, taken)
+        taken = 0
+        for content in sent:
+            self._refuse_oversize(len(statement.encode()) + len(content))
+            if isinstance(form, BulkForm):
+                taken += self._execute_bulk(statement, content)
+            else:
+                taken += int(self._connection.query(statement.encode() + content))
+            self._refuse_warnings(taken, sent.rows)
+        return Loaded(sent.rows, sent.bytes, taken)
 
-    def _insert(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
-        listed = ", ".join(quote(name) for name in names)
-        start = f"INSERT INTO {quote_table(table)} ({listed}) VALUES ".encode()
-        last = "" if stamp is None else f",{self._literal(stamp)}"
-        taken = sent = 0
-        for part in tuples(columns, rows, last, self._insert_bytes):
-            taken += int(self._connection.query(start + part))
-            self._refuse_warnings(taken, rows.num_rows)
-            sent += len(part)
-        return Loaded(taken, sent)
+    def _refuse_oversize(self, packet_bytes: int) -> None:
+        """The server would hang up, which looks as if it were worth another try."""
+        if packet_bytes + PACKET_OVERHEAD_BYTES > self._max_packet_bytes:
+            raise SqlFailure(
+                f"a row takes {packet_bytes} bytes, and the server's max_allowed_packet is "
+                f"{self._max_packet_bytes}: raise that, or leave the row out",
+                Cause.ROW,
+            )
+
+    def _execute_bulk(self, statement: str, content: memoryview) -> int:
+        try:
+            return self._connection.execute_bulk(self._prepare(statement), content)
+        except pymysql.Error as error:
+            if error.args[:1] != (NEED_REPREPARE,):
+                raise
+            # The table changes faster than the server prepares again by itself. Nothing was written.
+            self._connection.close_statement(self._prepared.pop(statement))
+            return self._connection.execute_bulk(self._prepare(statement), content)
+
+    def _prepare(self, statement: str) -> int:
+        """The server's number for it; prepared once, for as long as the connection lasts."""
+        if (known := self._prepared.get(statement)) is not None:
+            return known
+        if len(self._prepared) == MAX_PREPARED:
+            self._connection.close_statement(self._prepared.pop(next(iter(self._prepared))))
+        number = self._prepared[statement] = self._connection.prepare(statement.encode())
+        return number
 
     def _refuse_warnings(self, taken: int, sent: int) -> None:
         """A warning means that a row was changed or left out: to take that for success would lose rows."""
-        warnings = self._connection.show_warnings()
+        # Their number comes with the answer: mostly there is nothing to ask for.
+        warnings = self._connection.show_warnings() if self._connection.warning_count else ()
         if warnings:
             _, code, message = warnings[0]
             more = f", and {len(warnings) - 1} more" if len(warnings) > 1 else ""
             raise SqlFailure(
                 f"{message} (error {code}{more}); {taken} of {sent} rows were taken", _cause_of_row(code)
             )
-
-    def _literal(self, text: str | None) -> str | None:
-        return None if text is None else str(self._connection.escape(text))
 
     # Threads
 
@@ -339,25 +371,19 @@ class MySQLSession(SqlSession):
             raise
 
 
-def load_statement(
-    table: TableName, columns: Sequence[Column], kinds: Sequence[Kind], stamp: str | None
-) -> str:
-    targets: list[str] = []
-    settings: list[str] = []
-    for index, (column, kind) in enumerate(zip(columns, kinds, strict=True)):
-        if kind is Kind.BYTES:
-            targets.append(f"@semel_{index}")
-            settings.append(f"{quote(column.name)} = UNHEX(@semel_{index})")
-        else:
-            targets.append(quote(column.name))
-    if stamp is not None:
-        settings.append(f"{quote(WRITER_COLUMN)} = {stamp}")
-    assigned = f" SET {', '.join(settings)}" if settings else ""
-    return (
-        f"LOAD DATA LOCAL INFILE 'semel' INTO TABLE {quote_table(table)} CHARACTER SET utf8mb4 "
-        r"FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
-        f"({', '.join(targets)}, @semel_end){assigned}"
-    )
+class Sent:
+    """Parts on their way, counted as they go."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = parts
+        self.rows = 0
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for part in self._parts:
+            self.rows += part.rows
+            self.bytes += len(part.content)
+            yield part.content
 
 
 def is_mariadb(version: str) -> bool:
@@ -368,18 +394,6 @@ def writer_lock(label: str, number: int) -> str:
     """The name of one of the locks that the writers of a sink hold; `label` is, or begins, theirs."""
     kind, sink, *_ = label.split(":")
     return f"{kind}:{sink}:{number}"
-
-
-def quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def quote_table(table: TableName) -> str:
-    return quote(table.name) if table.schema is None else f"{quote(table.schema)}.{quote(table.name)}"
-
-
-def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    return arrow_type.storage_type if isinstance(arrow_type, pa.BaseExtensionType) else arrow_type
 
 
 def _cause_of_row(code: int) -> Cause:

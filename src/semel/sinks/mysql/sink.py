@@ -10,6 +10,7 @@ from semel.sinks.errors import InitFailed
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql.dialect import DEFAULT_IDLE_TIMEOUT_S, MySQLDialect
 from semel.sinks.mysql.session import DEFAULT_PORT, Address
+from semel.sinks.mysql.text_rows import TuplesForm
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sql.columns import Layout
 from semel.sinks.sql.dialect import SqlSession
@@ -31,8 +32,9 @@ class MySQLSink(SqlSink):
 
     `url` is `mysql://user:password@host:3306/database`, with `?unix_socket=`, `ssl_ca=`,
     `ssl_verify_identity=true` and the like. `table` is `orders` or `sales.orders`, a database and its table.
-    The rest is as for PostgresSink. Without `local_infile`, or on a server that does not allow it, rows are
-    sent by multi-row INSERT.
+    The rest is as for PostgresSink. `bulk` is whether array binding may be used, where the server has it
+    (MariaDB), and `local_infile` whether LOAD DATA may, where the server allows it. Otherwise rows are sent
+    by multi-row INSERT.
     """
 
     def __init__(
@@ -44,12 +46,13 @@ class MySQLSink(SqlSink):
         keys: Sequence[str] = (),
         order_by: str | Sequence[str] | None = None,
         change_column: str | None = None,
-        strategy: str = "direct",
+        strategy: str | None = None,
         columns: Mapping[str, str] | None = None,
         schema: "pa.Schema | None" = None,
         create_table: bool = False,
         idle_timeout: float = DEFAULT_IDLE_TIMEOUT_S,
         local_infile: bool = True,
+        bulk: bool = True,
         settings: SinkSettings | None = None,
     ) -> None:
         target = make_target(
@@ -62,12 +65,12 @@ class MySQLSink(SqlSink):
             schema=schema,
             create_table=create_table,
         )
-        dialect = MySQLDialect(parse_url(url), idle_timeout, local_infile)
+        dialect = MySQLDialect(parse_url(url), idle_timeout, local_infile, bulk)
         super().__init__(dialect, target, make_strategy(strategy), settings)
 
     async def _open(self, owner: Owner) -> Marker:
         marker = await super()._open(owner)
-        if not await self._loads_files():
+        if self._writes_literals():
             logger.warning(
                 "sink %s: the server (or this sink's settings) does not allow LOAD DATA LOCAL: rows are sent "
                 "by multi-row INSERT, which is slower. SET GLOBAL local_infile = 1 allows it",
@@ -75,10 +78,9 @@ class MySQLSink(SqlSink):
             )
         return marker
 
-    async def _loads_files(self) -> bool:
-        assert self._session is not None and isinstance(self._dialect, MySQLDialect)
-        found = await self._session.fetch("SELECT @@local_infile")
-        return self._dialect.local_infile and bool(found[0][0])
+    def _writes_literals(self) -> bool:
+        assert self._session is not None and self._layout is not None
+        return isinstance(self._session.form(self._layout.table, self._layout.staged, None), TuplesForm)
 
     async def _check_target(self, session: SqlSession) -> Layout:
         layout = await super()._check_target(session)

@@ -6,21 +6,30 @@ server converts it to each column's own character set.
 """
 
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pymysql.converters import escape_string
 
-from semel.sinks.mysql.types import is_binary, is_text, parse_type
+from semel.sinks.mysql.names import quote, quote_table
+from semel.sinks.mysql.types import BINARIES, is_binary, is_text, parse_type
 from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.json_texts import json_texts
+from semel.sinks.sql.names import WRITER_COLUMN, TableName
+
+T = TypeVar("T")
 
 # How many rows are encoded at a time: their bytes are held once more while they are sent.
 MAX_ENCODED_ROWS: Final = 16_384
+# How much of it is handed on at a time.
+MAX_PART_BYTES: Final = 8 << 20
 TEXT: Final = pa.large_string()
 MICROSECOND_DIGITS: Final = 6
 # What LOAD DATA must not find in a field as it is, and what it reads in its place.
@@ -54,76 +63,127 @@ def kind_of(arrow_type: pa.DataType) -> Kind:
     return Kind.MOMENT if pa.types.is_temporal(arrow_type) else Kind.NUMBER
 
 
-def lines(columns: Sequence[Column], rows: pa.Table) -> Iterator[memoryview]:
-    """What LOAD DATA reads, a part at a time: fields end with a tab, and lines with a tab and a newline."""
-    for part in _parts(rows):
-        fields = [_load_field(field) for field in _fields(columns, part)]
-        yield _content(_joined([*fields, "\n"], "\t", NULL_FIELD))
+@dataclass(slots=True, frozen=True)
+class LinesForm(Form):
+    """What LOAD DATA reads: fields end with a tab, and lines with a tab and a newline."""
+
+    table: TableName
+    columns: tuple[Column, ...]
+    stamp: str | None
+
+    @property
+    def statement(self) -> str:
+        targets: list[str] = []
+        settings: list[str] = []
+        for index, column in enumerate(self.columns):
+            if parse_type(column.type_name).name in BINARIES:
+                targets.append(f"@semel_{index}")
+                settings.append(f"{quote(column.name)} = UNHEX(@semel_{index})")
+            else:
+                targets.append(quote(column.name))
+        if self.stamp is not None:
+            settings.append(f"{quote(WRITER_COLUMN)} = {text_literal(self.stamp)}")
+        assigned = f" SET {', '.join(settings)}" if settings else ""
+        return (
+            f"LOAD DATA LOCAL INFILE 'semel' INTO TABLE {quote_table(self.table)} CHARACTER SET utf8mb4 "
+            r"FIELDS TERMINATED BY '\t' ESCAPED BY '\\' LINES TERMINATED BY '\n' "
+            f"({', '.join(targets)}, @semel_end){assigned}"
+        )
+
+    def parts(self, rows: pa.Table) -> Iterator[Part]:
+        for part in sliced(rows):
+            fields = [_load_field(field) for field in each_column(self.columns, part, _field)]
+            yield from cut(_joined([*fields, "\n"], "\t", NULL_FIELD), MAX_PART_BYTES)
 
 
-def tuples(columns: Sequence[Column], rows: pa.Table, last: str, max_bytes: int) -> Iterator[memoryview]:
-    """What follows VALUES, a statement's worth at a time: `(…),(…)`. `last` ends each tuple, as it stands."""
-    for part in _parts(rows):
-        fields = [_literal(field) for field in _fields(columns, part)]
-        inside = _joined(fields, ",", "NULL")
-        joined = _joined(["(", inside, f"{last}),"])
-        content = _content(joined)
-        ends = np.frombuffer(joined.buffers()[1], np.int64)[joined.offset : joined.offset + len(joined) + 1]
-        yield from _split(content, ends - ends[0], max_bytes)
+@dataclass(slots=True, frozen=True)
+class TuplesForm(Form):
+    """What follows VALUES in an INSERT, a statement's worth at a time: `(…),(…)`."""
+
+    table: TableName
+    columns: tuple[Column, ...]
+    stamp: str | None
+    max_bytes: int
+
+    @property
+    def statement(self) -> str:
+        return f"INSERT INTO {quote_table(self.table)} ({listed(self.columns, self.stamp)}) VALUES "
+
+    def parts(self, rows: pa.Table) -> Iterator[Part]:
+        last = "" if self.stamp is None else f",{text_literal(self.stamp)}"
+        for part in sliced(rows):
+            fields = [_literal(field) for field in each_column(self.columns, part, _field)]
+            inside = _joined(fields, ",", "NULL")
+            for each in cut(_joined(["(", inside, f"{last}),"]), self.max_bytes):
+                yield Part(each.rows, each.content[:-1])  # without the comma after the last
 
 
-def _split(
-    content: memoryview, ends: np.ndarray[tuple[int], np.dtype[np.int64]], max_bytes: int
-) -> Iterator[memoryview]:
-    """Whole tuples, as many as fit; without the comma after the last. One that is too large goes alone."""
-    first = 0
-    while first < len(ends) - 1:
-        last = max(int(np.searchsorted(ends, ends[first] + max_bytes, "right")) - 1, first + 1)
-        yield content[int(ends[first]) : int(ends[last]) - 1]
-        first = last
-
-
-def _parts(rows: pa.Table) -> Iterator[pa.Table]:
+def sliced(rows: pa.Table) -> Iterator[pa.Table]:
+    """As many rows at a time as are encoded at once."""
     for start in range(0, rows.num_rows, MAX_ENCODED_ROWS):
         yield rows.slice(start, MAX_ENCODED_ROWS)
 
 
-def _content(joined: pa.LargeStringArray) -> memoryview:
-    _, offsets, values = joined.buffers()
-    ends = np.frombuffer(offsets, np.int64)
-    return memoryview(values)[int(ends[joined.offset]) : int(ends[joined.offset + len(joined)])]
+def cut(rows: pa.LargeStringArray | pa.LargeBinaryArray, max_bytes: int) -> Iterator[Part]:
+    """Encoded rows in parts of so many bytes; one that is too large goes alone."""
+    _, offsets, values = rows.buffers()
+    ends = np.frombuffer(offsets, np.int64)[rows.offset : rows.offset + len(rows) + 1]
+    content = memoryview(values) if values is not None else memoryview(b"")
+    first = 0
+    while first < len(rows):
+        last = max(int(np.searchsorted(ends, ends[first] + max_bytes, "right")) - 1, first + 1)
+        yield Part(last - first, content[int(ends[first]) : int(ends[last])])
+        first = last
 
 
-def _fields(columns: Sequence[Column], part: pa.Table) -> list[Fields]:
-    found = []
+def listed(columns: Sequence[Column], stamp: str | None) -> str:
+    """The names of the columns that a form fills."""
+    names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
+    return ", ".join(quote(name) for name in names)
+
+
+def text_literal(text: str) -> str:
+    return f"'{escape_string(text)}'"
+
+
+def each_column(
+    columns: Sequence[Column], part: pa.Table, encode: Callable[[Column, pa.Array], T]
+) -> list[T]:
+    """Every column, encoded. What cannot be said is an SqlFailure that names its column."""
+    encoded = []
     for index, column in enumerate(columns):
         try:
-            found.append(_field(column, part.column(index).combine_chunks()))
+            encoded.append(encode(column, _whole(part.column(index))))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             raise SqlFailure(f"column {column.name!r}: {error}", Cause.ROW) from error
-    return found
+    return encoded
+
+
+def _whole(chunks: pa.ChunkedArray) -> pa.Array:
+    values = chunks.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks)
+    return values.storage if isinstance(values, pa.ExtensionArray) else values
 
 
 def _field(column: Column, values: pa.Array) -> Fields:
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks)
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
     kind = kind_of(values.type)
     if kind is Kind.BYTES:
         return Fields(kind, _hexadecimal(values.cast(pa.large_binary())))
     if pa.types.is_nested(values.type):
         return Fields(kind, json_texts(values))
     if kind is Kind.MOMENT:
-        return Fields(kind, _moments(column, values))
+        return Fields(kind, exact_moments(column, values).cast(TEXT))
     if pa.types.is_floating(values.type):
-        _refuse_non_finite(values)
+        # The shortest text of a small float is another number to a column that keeps more digits.
+        values = values.cast(pa.float64())
+        refuse_non_finite(values)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     return Fields(kind, values.cast(TEXT))
 
 
-def _refuse_non_finite(values: pa.Array) -> None:
+def refuse_non_finite(values: pa.Array) -> None:
     """An INSERT would take `nan` for the name of a column."""
     if (row := pc.index(pc.is_finite(values), False).as_py()) >= 0:
         raise ValueError(f"{values[row].as_py()} is no number that MySQL has")
@@ -138,9 +198,10 @@ def _hexadecimal(values: pa.LargeBinaryArray) -> pa.LargeStringArray:
     return pa.LargeStringArray.from_buffers(len(values), doubled, pa.py_buffer(digits), bitmap)
 
 
-def _moments(column: Column, values: pa.Array) -> pa.LargeStringArray:
+def exact_moments(column: Column, values: pa.Array) -> pa.Array:
+    """Dates by days, times and timestamps by microseconds; refuses those that the column would round."""
     if pa.types.is_date(values.type):
-        return values.cast(pa.date32()).cast(TEXT)
+        return values.cast(pa.date32())
     is_time = pa.types.is_time(values.type)
     # A time zone is one of display: the value is in UTC, and so is the session.
     exact = values.cast(pa.time64("us") if is_time else pa.timestamp("us"))
@@ -153,7 +214,7 @@ def _moments(column: Column, values: pa.Array) -> pa.LargeStringArray:
             f"{values[row].as_py()} does not fit {column.type_name}, which would round it: give the column "
             f"more digits, such as ({MICROSECOND_DIGITS})"
         )
-    return exact.cast(TEXT)
+    return exact
 
 
 def _load_field(field: Fields) -> pa.LargeStringArray:

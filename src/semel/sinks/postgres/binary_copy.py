@@ -1,15 +1,16 @@
 """Arrow columns as the rows of a binary COPY, without a Python object a row.
 
-A row is the number of its fields, then each field's length and bytes; -1 is null. Each column becomes one
-Arrow array of such fields (numpy lays out what has a fixed width), and Arrow joins the arrays element by
-element. The buffer of the result is the stream that the server reads. Measured against ADBC's ingest,
-psycopg's rows and CSV from Arrow, it was the fastest for wide batches, and as fast as ADBC for the others,
-at the least CPU.
+A row is the number of its fields, then each field's length and bytes; -1 is null. Columns become arrays of
+such fields (numpy lays out what has a fixed width), and Arrow joins the arrays element by element. The buffer
+of the result is the stream that the server reads. Measured against ADBC's ingest, psycopg's rows and CSV from
+Arrow, it was the fastest for wide batches, and as fast as ADBC for the others, at the least CPU.
 """
 
 import binascii
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +19,17 @@ import pyarrow.compute as pc
 
 from semel.sinks.postgres.types import OIDS, PgType, is_text, parse_type
 from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.json_texts import json_texts
+from semel.sinks.sql.names import WRITER_COLUMN, TableName
 
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 # How many rows are encoded at a time: their bytes are held once more while they are sent.
-MAX_ENCODED_ROWS: Final = 16_384
-# Arrow's binary arrays hold less than 2 GiB; half of it leaves room for lengths.
-MAX_ENCODED_BYTES: Final = 1 << 30
+MAX_ENCODED_ROWS: Final = 32_768
+# And how many bytes of them, unless it is one row.
+MAX_ENCODED_BYTES: Final = 8 << 20
 
 _NULL_FIELD: Final = b"\xff\xff\xff\xff"
 _EMPTY: Final = pa.scalar(b"", pa.binary())
@@ -51,20 +54,34 @@ _ARRAY_HEADER: Final = np.dtype(
 _INTERVAL: Final = np.dtype([("us", ">i8"), ("days", ">i4"), ("months", ">i4")])
 
 
-def encode(columns: Sequence[Column], rows: pa.Table, stamp: str | None) -> Iterator[memoryview]:
-    """The stream between HEADER and TRAILER, a part at a time. A stamp is one more text column, the last."""
-    types = [parse_type(column.type_name) for column in columns]
-    fields = len(columns) + (stamp is not None)
-    first = pa.scalar(fields.to_bytes(2, "big"), pa.binary())
-    last = [] if stamp is None else [pa.scalar(_text_field(stamp), pa.binary())]
-    for part in _parts(rows):
-        arrays = [first]
-        for column, pg_type, values in zip(columns, types, part.columns, strict=True):
-            try:
-                arrays += _pieces(_whole(values), pg_type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
-                raise SqlFailure(f"column {column.source or column.name!r}: {error}", Cause.ROW) from error
-        yield _bytes_of(pc.binary_join_element_wise(*arrays, *last, _EMPTY))
+@dataclass(slots=True, frozen=True)
+class CopyForm(Form):
+    """Rows of these columns for one table. A stamp is one more text column, the last."""
+
+    table: TableName
+    columns: tuple[Column, ...]
+    stamp: str | None
+
+    @property
+    def names(self) -> list[str]:
+        return [column.name for column in self.columns] + ([] if self.stamp is None else [WRITER_COLUMN])
+
+    def parts(self, rows: pa.Table) -> Iterator[Part]:
+        """The stream between HEADER and TRAILER."""
+        types = [parse_type(column.type_name) for column in self.columns]
+        first = len(self.names).to_bytes(2, "big")
+        last = b"" if self.stamp is None else _text_field(self.stamp)
+        for part in _parts(rows):
+            pieces: list[Piece] = [_same(first, part.num_rows)]
+            for column, pg_type, values in zip(self.columns, types, part.columns, strict=True):
+                try:
+                    pieces += _pieces(_whole(values), pg_type)
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
+                    message = f"column {column.source or column.name!r}: {error}"
+                    raise SqlFailure(message, Cause.ROW) from error
+            if last:
+                pieces.append(_same(last, part.num_rows))
+            yield Part(part.num_rows, _bytes_of(_joined(pieces)))
 
 
 def _parts(rows: pa.Table) -> Iterator[pa.Table]:
@@ -108,12 +125,15 @@ def _offsets(array: pa.Array) -> npt.NDArray[np.int32]:
     return np.frombuffer(buffer, np.int32, count, array.offset * 4)
 
 
-# Each of these gives arrays that, joined in order, are the fields of a column.
+# Each of these gives pieces that, joined in order, are the fields of a column. What has one width for all
+# rows stays numpy's: neighbours of that kind become one array, and Arrow's join takes its time by arrays.
+
+Piece: TypeAlias = "npt.NDArray[Any] | pa.Array"
 
 
-def _pieces(values: pa.Array, pg_type: PgType) -> list[pa.Array]:
+def _pieces(values: pa.Array, pg_type: PgType) -> list[Piece]:
     if pa.types.is_null(values.type):
-        return [_repeated(_NULL_FIELD, len(values))]
+        return [_same(_NULL_FIELD, len(values))]
     if pg_type.is_array:
         return _sized(_arrays(values, pg_type))
     name = pg_type.name
@@ -146,13 +166,12 @@ def _filled(values: pa.Array) -> npt.NDArray[Any]:
     return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
-def _fixed(values: pa.Array, encoded: npt.NDArray[Any]) -> pa.Array:
-    """Fields of one width."""
+def _fixed(values: pa.Array, encoded: npt.NDArray[Any]) -> Piece:
+    """Fields of one width, where none is null."""
     fields = np.empty(len(encoded), np.dtype([("length", ">i4"), ("value", encoded.dtype)]))
     fields["length"] = encoded.dtype.itemsize
     fields["value"] = encoded
-    array = _regular(fields)
-    return array if not values.null_count else pc.if_else(values.is_valid(), array, _NULL_FIELD)
+    return fields if not values.null_count else pc.if_else(values.is_valid(), _regular(fields), _NULL_FIELD)
 
 
 def _regular(items: npt.NDArray[Any]) -> pa.Array:
@@ -162,16 +181,16 @@ def _regular(items: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(items)])
 
 
-def _repeated(field: bytes, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(field, pa.binary()), count)
+def _same(field: bytes, count: int) -> npt.NDArray[Any]:
+    return np.full(count, np.void(field))
 
 
-def _sized(values: pa.Array) -> list[pa.Array]:
+def _sized(values: pa.Array) -> list[Piece]:
     """Fields of any width: their lengths, then their bytes."""
     lengths = pc.binary_length(values)
     if not values.null_count:
-        return [_regular(_filled(lengths).astype(">i4")), values]
-    return [_regular(_filled(lengths.fill_null(-1)).astype(">i4")), values.fill_null(b"")]
+        return [_filled(lengths).astype(">i4"), values]
+    return [_filled(lengths.fill_null(-1)).astype(">i4"), values.fill_null(b"")]
 
 
 def _variable(values: pa.Array, pg_type: PgType) -> pa.Array:
@@ -214,8 +233,22 @@ def _arrays(values: pa.Array, pg_type: PgType) -> pa.Array:
     )
 
 
-def _joined(pieces: list[pa.Array]) -> pa.Array:
-    return pieces[0] if len(pieces) == 1 else pc.binary_join_element_wise(*pieces, _EMPTY)
+def _joined(pieces: list[Piece]) -> pa.Array:
+    arrays: list[pa.Array] = []
+    for is_regular, run in itertools.groupby(pieces, lambda piece: isinstance(piece, np.ndarray)):
+        neighbours = list(run)
+        arrays += [_regular(_side_by_side(neighbours))] if is_regular else neighbours
+    return arrays[0] if len(arrays) == 1 else pc.binary_join_element_wise(*arrays, _EMPTY)
+
+
+def _side_by_side(columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Items of several widths as the items of one."""
+    if len(columns) == 1:
+        return columns[0]
+    items = np.empty(len(columns[0]), [(f"f{index}", column.dtype) for index, column in enumerate(columns)])
+    for index, column in enumerate(columns):
+        items[f"f{index}"] = column
+    return items
 
 
 def _intervals(values: pa.Array) -> npt.NDArray[Any]:

@@ -4,19 +4,18 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
-import pyarrow as pa
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from semel.sinks.postgres.binary_copy import HEADER, TRAILER, encode
+from semel.sinks.postgres.binary_copy import HEADER, TRAILER, CopyForm
 from semel.sinks.sql.columns import Column
-from semel.sinks.sql.dialect import Loaded, SqlSession, SqlValue
+from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
 from semel.sinks.sql.failures import Cause, SqlFailure
-from semel.sinks.sql.names import WRITER_COLUMN, TableName
+from semel.sinks.sql.names import TableName
 
 # A peer that is gone is noticed in half a minute. What the DSN says comes first.
 CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
@@ -94,29 +93,30 @@ class PostgresSession(SqlSession):
     async def fetch(self, statement: str, parameters: Sequence[SqlValue] = ()) -> list[tuple[SqlValue, ...]]:
         return await (await self._run(statement, parameters)).fetchall()
 
-    async def load(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        return await self._guarded(self._load(table, columns, rows, stamp))
+    def form(self, table: TableName, columns: tuple[Column, ...], stamp: str | None) -> CopyForm:
+        return CopyForm(table, columns, stamp)
 
-    async def _load(
-        self, table: TableName, columns: tuple[Column, ...], rows: pa.Table, stamp: str | None
-    ) -> Loaded:
-        names = [column.name for column in columns] + ([] if stamp is None else [WRITER_COLUMN])
+    async def load(self, form: Form, parts: Iterable[Part]) -> Loaded:
+        assert isinstance(form, CopyForm)
+        return await self._guarded(self._load(form, parts))
+
+    async def _load(self, form: CopyForm, parts: Iterable[Part]) -> Loaded:
+        table = form.table
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-            sql.Identifier(*(part for part in (table.schema, table.name) if part is not None)),
-            sql.SQL(", ").join(sql.Identifier(name) for name in names),
+            sql.Identifier(*(name for name in (table.schema, table.name) if name is not None)),
+            sql.SQL(", ").join(sql.Identifier(name) for name in form.names),
         )
-        sent = 0
+        rows = sent = 0
         async with self._connection.cursor() as cursor:
             async with cursor.copy(statement) as copy:
                 await copy.write(HEADER)
-                for part in encode(columns, rows, stamp):
-                    sent += len(part)
-                    for start in range(0, len(part), SEND_BYTES):
-                        await copy.write(part[start : start + SEND_BYTES])
+                for part in parts:
+                    rows += part.rows
+                    sent += len(part.content)
+                    for start in range(0, len(part.content), SEND_BYTES):
+                        await copy.write(part.content[start : start + SEND_BYTES])
                 await copy.write(TRAILER)
-            return Loaded(cursor.rowcount, sent)
+            return Loaded(rows, sent, cursor.rowcount)
 
     async def begin(self) -> None:
         await self._run("BEGIN")

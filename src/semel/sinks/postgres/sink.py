@@ -18,9 +18,9 @@ class PostgresSink(SqlSink):
     `table` is `orders`, `sales.orders` or `"my.schema"."my.table"`, as it is written. `mode` is append,
     upsert (by `keys`; with `change_column` also deletions) or delete; `order_by` says which of two rows of
     one key is the last. `columns` maps the rows' columns to the table's. `schema` is the rows' Arrow schema:
-    types are then checked at open, and `create_table` may make the table. `strategy` is direct (one writer,
-    in this process) or staged (many, anywhere). `idle_timeout` is how long, in seconds, an epoch of strategy
-    direct may pause.
+    types are then checked at open, and `create_table` may make the table. `strategy` is direct (rows go into
+    the epoch's transaction through its owner) or staged (into a staging table first; the default for dead
+    letters). `idle_timeout` is how long, in seconds, an epoch of strategy direct may pause.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class PostgresSink(SqlSink):
         keys: Sequence[str] = (),
         order_by: str | Sequence[str] | None = None,
         change_column: str | None = None,
-        strategy: str = "direct",
+        strategy: str | None = None,
         columns: Mapping[str, str] | None = None,
         schema: "pa.Schema | None" = None,
         create_table: bool = False,

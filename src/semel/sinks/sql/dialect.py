@@ -5,7 +5,7 @@ Parameters are written `%s`. Statements that create or drop run at open only, ne
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from semel.sinks.sql.columns import Column, Layout, TableColumn
@@ -17,11 +17,34 @@ if TYPE_CHECKING:
 SqlValue: TypeAlias = "str | int | float | bytes | bool | None"
 
 
+class Part(NamedTuple):
+    """Some whole rows, as the server reads them."""
+
+    rows: int
+    content: memoryview
+
+
+class Form(ABC):
+    """In which form rows go into one table: what a load sends, and in whose words.
+
+    A session makes it, since it knows the server. It is picklable: writers elsewhere encode, and the session
+    loads what they have made.
+    """
+
+    @abstractmethod
+    def parts(self, rows: "pa.Table") -> Iterator[Part]:
+        """The rows, a part at a time. They have the form's columns, in order, under their names.
+
+        Raises SqlFailure with Cause.ROW for what the form cannot say.
+        """
+
+
 class Loaded(NamedTuple):
-    """What a bulk load sent: the number of rows that the server says it took, and their size."""
+    """What a bulk load sent: how many rows, in how many bytes, and how many the server says it took."""
 
     rows: int
     bytes: int
+    taken: int
 
 
 class SqlSession(ABC):
@@ -42,12 +65,17 @@ class SqlSession(ABC):
         """Runs a query."""
 
     @abstractmethod
-    async def load(
-        self, table: TableName, columns: tuple[Column, ...], rows: "pa.Table", stamp: str | None
-    ) -> Loaded:
-        """Loads rows in bulk. `rows` has the columns in the order of `columns`, under their names.
+    def form(self, table: TableName, columns: tuple[Column, ...], stamp: str | None) -> Form:
+        """How this server is best given rows of these columns for that table.
 
-        A stamp is what `WRITER_COLUMN` of every row gets. All rows are taken as they are, or it fails.
+        A stamp is what `WRITER_COLUMN` of every row gets.
+        """
+
+    @abstractmethod
+    async def load(self, form: Form, parts: Iterable[Part]) -> Loaded:
+        """Loads rows in bulk; `form` is one that a session to this server has made.
+
+        All rows are taken as they are, or it fails. Outside a transaction it is one of its own.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """A SQL table as a transactional sink: one SQL transaction an epoch, with the sink's row as fence and marker.
 
-- `direct`: `begin` opens the transaction and locks the row; the writer loads into it; `commit` writes the
-  marker.
+- `direct`: writers bring rows to the owner, wherever they are; with the first of them the transaction begins,
+  and locks the row; `commit` writes the marker.
 - `staged`: writers stage rows, each load a transaction of its own; `commit` locks the row, moves the rows
   of the receipts, checks their number and writes the marker, all in one transaction. Between epochs the
   stage is emptied.
@@ -30,11 +30,13 @@ from semel.sinks.errors import (
 )
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.receipts import Place, Receipt
+from semel.sinks.service import ServiceAddress
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.intake import Intake, IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
 from semel.sinks.sql.names import (
     DEAD_LETTERS_TABLE,
@@ -68,16 +70,22 @@ class SqlSink(TransactionalSink):
     """The part of a SQL sink that no database changes; `Dialect` is the rest."""
 
     def __init__(
-        self, dialect: Dialect, target: Target, strategy: Strategy, settings: SinkSettings | None = None
+        self,
+        dialect: Dialect,
+        target: Target,
+        strategy: Strategy | None = None,
+        settings: SinkSettings | None = None,
     ) -> None:
         super().__init__(settings)
-        if strategy is Strategy.DIRECT and self.settings.on_bad_row is OnBadRow.DEAD_LETTER:
+        buries = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
+        if strategy is Strategy.DIRECT and buries:
             raise ConfigError(
                 "on_bad_row 'dead_letter' needs strategy 'staged': with 'direct' a row that the database "
                 "refuses has spoiled the one transaction"
             )
         self.target = target
-        self.strategy = strategy
+        self.strategy = strategy or (Strategy.STAGED if buries else Strategy.DIRECT)
+        self._is_strategy_given = strategy is not None
         self._dialect = dialect
         self._rows = SinkRows(dialect)
         self._session: SqlSession | None = None
@@ -87,6 +95,10 @@ class SqlSink(TransactionalSink):
         self._merge: Merge | None = None
         self._stage = TableName(None, "")
         self._dead_stage = TableName(None, "")
+        self._intake = Intake(self._begun)
+        self._service: IntakeService | None = None
+        self._service_address: ServiceAddress | None = None
+        self._has_begun = False
         self._sweeping: asyncio.Task[None] | None = None
         self._is_spoiled = False
 
@@ -103,6 +115,11 @@ class SqlSink(TransactionalSink):
             self.target.create_table,
         )
 
+    def prefer(self, strategy: Strategy) -> None:
+        """Says before `open` what suits the writers best, for a sink that was not told."""
+        if not self._is_strategy_given and self.settings.on_bad_row is not OnBadRow.DEAD_LETTER:
+            self.strategy = strategy
+
     # Open
 
     async def _open(self, owner: Owner) -> Marker:
@@ -114,6 +131,7 @@ class SqlSink(TransactionalSink):
             layout = self._layout = await self._check_target(session)
             row = await self._take(session, before)
             await self._make_stages(session, layout)
+            await self._start_service()
         except SqlFailure as failure:
             await self._drop_session()
             if failure.cause is Cause.LOST:
@@ -241,16 +259,25 @@ class SqlSink(TransactionalSink):
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
 
+    async def _start_service(self) -> None:
+        if self.strategy is Strategy.DIRECT and self._shared_host is not None:
+            self._service = IntakeService(self._intake)
+            try:
+                self._service_address = await self._service.start(self._shared_host)
+            except OSError as error:
+                raise InitFailed(
+                    f"sink {self.sink_id!r} cannot listen at {self._shared_host!r} for its writers: {error}"
+                ) from error
+
     # Begin
 
     async def _begin(self, place: Place) -> WriterPlan:
-        self._is_spoiled = False
+        self._is_spoiled = self._has_begun = False
         try:
             await self._swept()
             session = await self._connected()
             if self.strategy is Strategy.STAGED:
                 return self._staged_plan(place)
-            await self._lock_own_row(session)
             return self._direct_plan(place, session)
         except SqlFailure as failure:
             await self._drop_session()
@@ -264,16 +291,12 @@ class SqlSink(TransactionalSink):
     def _direct_plan(self, place: Place, session: SqlSession) -> WriterPlan:
         assert self._layout is not None
         table = TableName(None, MERGE_TABLE) if self._layout.merges else self._layout.table
+        form = session.form(table, self._layout.staged, None)
+        self._intake.open(place, form)
         return DirectPlan(
-            place,
-            self._layout,
-            self._dialect,
-            self.settings,
-            self.target.schema,
-            self.metrics,
-            session,
-            table,
-        )
+            place, self._layout, self._dialect, self.settings.max_buffered, self.target.schema, form,
+            self.metrics, self._service_address, LocalIntake(self._intake),
+        )  # fmt: skip
 
     def _staged_plan(self, place: Place) -> WriterPlan:
         assert self._layout is not None
@@ -281,6 +304,30 @@ class SqlSink(TransactionalSink):
             place, self._layout, self._dialect, self.settings, self.target.schema, self.metrics, self._stage,
             self._dead_stage, f"{self._writers_prefix}{place.run}:{place.epoch}",
         )  # fmt: skip
+
+    async def _begun(self) -> SqlSession:
+        """The connection with the epoch's transaction, which begins here if it has not."""
+        if self._has_begun and self._session is not None:
+            return self._session
+        try:
+            session = await self._begin_transaction()
+        except FencedOut as error:
+            raise self._fail(error) from error
+        self._has_begun = True
+        return session
+
+    async def _begin_transaction(self) -> SqlSession:
+        """A connection that was lost since the last epoch is made again: nothing was on it."""
+        try:
+            session = await self._connected()
+            await self._lock_own_row(session)
+        except SqlFailure as failure:
+            await self._drop_session()
+            if failure.cause is not Cause.LOST:
+                raise
+            session = await self._connected()
+            await self._lock_own_row(session)
+        return session
 
     async def _lock_own_row(self, session: SqlSession) -> SinkRow:
         """Begins a transaction that has the sink's row, if it is still ours."""
@@ -335,18 +382,16 @@ class SqlSink(TransactionalSink):
 
     async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None and self._layout is not None
-        if self._is_spoiled or self._session is None:
+        await self._intake.close()
+        self._intake.check_covered(receipts)
+        if self._is_spoiled or (self._has_begun and self._session is None):
             raise CommitFailed(f"epoch {marker.epoch} has lost its transaction: abort it and run it again")
-        promised = sum(receipt.rows for receipt in receipts)
-        if isinstance(self.plan, DirectPlan) and self.plan.loaded_rows != promised:
-            raise CommitFailed(
-                f"the transaction holds {self.plan.loaded_rows} rows and the receipts promise {promised}: "
-                f"the writer was not finished. Abort the epoch and run it again"
-            )
+        session = await self._begun()
         if self._layout.merges:
-            _check_count(await self._merge.move(self._session, None), promised, self._layout.table)
-        await self._mark(self._session, marker)
-        return self._session
+            promised = sum(receipt.rows for receipt in receipts)
+            _check_count(await self._merge.move(session, None), promised, self._layout.table)
+        await self._mark(session, marker)
+        return session
 
     async def _prepare_staged(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None
@@ -441,8 +486,10 @@ class SqlSink(TransactionalSink):
             if self.strategy is Strategy.STAGED:
                 self._start_sweep()
                 return
+            await self._intake.cut()
             if self._session is not None and not self._is_spoiled:
-                await self._session.rollback()
+                if self._has_begun:
+                    await self._session.rollback()
                 return
             await self._refuse_if_fenced()
         except SqlFailure as failure:
@@ -460,6 +507,10 @@ class SqlSink(TransactionalSink):
             await self._drop_session()
 
     async def _close(self) -> None:
+        if self._service is not None:
+            await self._service.stop()
+            self._service = self._service_address = None
+        await self._intake.cut()
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

@@ -23,8 +23,8 @@ class Mode(Enum):
 class Strategy(Enum):
     """How an epoch's rows come into its one SQL transaction."""
 
-    DIRECT = "direct"  # one writer, in the owner's process, on the owner's connection
-    STAGED = "staged"  # many writers, anywhere, into a staging table from which the owner moves the rows
+    DIRECT = "direct"  # writers bring them to the owner, whose connection loads them
+    STAGED = "staged"  # writers load them into a staging table, from which the owner moves them
 
 
 @dataclass(slots=True, frozen=True)
@@ -78,7 +78,10 @@ def make_target(
     return made
 
 
-def make_strategy(name: str) -> Strategy:
+def make_strategy(name: str | None) -> Strategy | None:
+    """None leaves the choice to the sink."""
+    if name is None:
+        return None
     try:
         return Strategy(name)
     except ValueError:

@@ -1,8 +1,9 @@
 """The writers of a SQL sink.
 
-A *direct* writer loads into the owner's open transaction. A *staged* writer has a connection of its own and
-loads into the staging table; each row is stamped with its run, epoch, task and attempt, so that rows of
-attempts that failed, ran twice or woke up late are there and yet belong to no receipt.
+A *direct* writer brings its rows to the owner, whose connection loads them into the epoch's transaction. A
+*staged* writer has a connection of its own and loads into the staging table; each row is stamped with its
+run, epoch, task and attempt, so that rows of attempts that failed, ran twice or woke up late are there and
+yet belong to no receipt.
 """
 
 from abc import abstractmethod
@@ -11,14 +12,16 @@ from typing import Final
 import pyarrow as pa
 
 from semel.errors import ConfigError
-from semel.sinks.errors import ConnectionLost, SinkError, WriteFailed
+from semel.sinks.errors import WriteFailed
 from semel.sinks.metrics import SinkMetrics
-from semel.sinks.receipts import Place, Receipt
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.service import ServiceAddress, require_shared
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
-from semel.sinks.sql.dialect import Dialect, Loaded, SqlSession
+from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.intake import IntakeWay, LocalIntake, RemoteIntake, load_all, write_error
 from semel.sinks.sql.json_texts import json_text
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.rows import Shaper
@@ -27,6 +30,9 @@ MAX_ATTEMPT_CHARACTERS: Final = 160
 MAX_STAMP_CHARACTERS: Final = 255
 # Rows are also flushed when they are large, long before their number says so.
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
+# Rows for an owner elsewhere leave in frames of so many, so that it has something to load early. Each is a
+# load: of much smaller ones the server has less.
+FRAME_ROWS: Final = 20_000
 
 
 def stamp_of(place: Place, task: int, attempt: str) -> str:
@@ -87,6 +93,10 @@ class BufferingWriter(Writer):
         except SqlFailure as failure:
             raise write_error(failure) from failure
 
+    def _count_loaded(self, loaded: Loaded) -> None:
+        self.rows += loaded.rows
+        self._bytes += loaded.bytes
+
     def _count(self, rows: int, size_bytes: int) -> None:
         self._buffered_rows += rows
         self._buffered_bytes += size_bytes
@@ -110,70 +120,68 @@ class BufferingWriter(Writer):
 
 
 class DirectWriter(BufferingWriter):
-    """The one writer of an epoch, on the owner's connection and in its transaction."""
+    """Brings rows into the epoch's transaction: encodes them, and lets the owner's connection load them."""
 
     def __init__(
         self, place: Place, task: int, attempt: str, max_buffered: int, shaper: Shaper,
-        metrics: SinkMetrics, session: SqlSession, table: TableName, columns: tuple[Column, ...],
+        metrics: SinkMetrics, form: Form, way: IntakeWay,
     ) -> None:  # fmt: skip
         super().__init__(place, task, attempt, max_buffered, shaper, metrics)
-        self._session = session
-        self._table = table
-        self._columns = columns
+        self._me = Attempt.new(place, task, attempt)
+        self._form = form
+        self._way = way
 
     async def _load(self, table: pa.Table) -> None:
-        loaded = await self._session.load(self._table, self._columns, table, None)
-        _check_taken(loaded, table)
-        self.rows += loaded.rows
-        self._bytes += loaded.bytes
+        self._count_loaded(await self._way.load(self._me, self._form.parts(table)))
 
     async def _finished(self) -> Receipt:
+        self._way.close()
         return Receipt(self._place, self._task, self._attempt, self.rows, self._bytes)
+
+    async def cancel(self) -> None:
+        await super().cancel()
+        self._way.close()
 
 
 class DirectPlan(WriterPlan):
-    """Stays in the owner's process, since its writer uses the owner's connection."""
+    """One epoch, for writers that bring their rows to its owner. It can be pickled if the sink is shared.
+
+    `home` is the way to the intake in the owner's process, and stays there.
+    """
 
     def __init__(
-        self, place: Place, layout: Layout, dialect: Dialect, settings: SinkSettings,
-        schema: pa.Schema | None, metrics: SinkMetrics, session: SqlSession, table: TableName,
+        self, place: Place, layout: Layout, dialect: Dialect, max_buffered: int, schema: pa.Schema | None,
+        form: Form, metrics: SinkMetrics, service: ServiceAddress | None, home: LocalIntake | None,
     ) -> None:  # fmt: skip
         self.place = place
         self._layout = layout
         self._dialect = dialect
-        self._settings = settings
+        self._max_buffered = max_buffered
         self._schema = schema
+        self._form = form
         self._metrics = metrics
-        self._session = session
-        self._table = table
-        self._writer: DirectWriter | None = None
-
-    @property
-    def loaded_rows(self) -> int:
-        """What is in the transaction, whether or not its writer has given a receipt."""
-        return self._writer.rows if self._writer is not None else 0
+        self._service = service
+        self._home = home
 
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
-        if tasks != 1:
-            raise ConfigError(
-                f"strategy 'direct' has one writer, and this is one of {tasks}: use strategy 'staged'"
-            )
-        if self._writer is not None:
-            raise WriteFailed(
-                "the epoch has had its one writer (strategy 'direct'): abort it and begin it again"
-            )
         shaper = Shaper(self._layout, self._dialect, self._schema)
-        self._writer = DirectWriter(
-            self.place, task, attempt, self._settings.max_buffered, shaper, self._metrics, self._session,
-            self._table, self._layout.staged,
+        way: IntakeWay
+        if self._home is not None:
+            way, max_buffered = self._home, self._max_buffered
+        else:
+            way, max_buffered = (
+                RemoteIntake(require_shared(self._service)),
+                min(self._max_buffered, FRAME_ROWS),
+            )
+        return DirectWriter(
+            self.place, task, attempt, max_buffered, shaper, self._metrics, self._form, way
         )  # fmt: skip
-        return self._writer
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise ConfigError(
-            "the plan of strategy 'direct' cannot be sent to another process, since its writer uses the "
-            "owner's connection: use strategy 'staged'"
-        )
+        return DirectPlan, (
+            self.place, self._layout, self._dialect, self._max_buffered, self._schema, self._form,
+            self._metrics, require_shared(self._service), None,
+        )  # fmt: skip
 
 
 class StagedPlan(WriterPlan):
@@ -230,10 +238,8 @@ class StagedWriter(BufferingWriter):
             await self._stage_good_rows(self._session, table, self._dead_stage)
 
     async def _stage_rows(self, session: SqlSession, table: pa.Table) -> None:
-        loaded = await session.load(self._stage, self._columns, table, self._stamp)
-        _check_taken(loaded, table)
-        self.rows += loaded.rows
-        self._bytes += loaded.bytes
+        form = session.form(self._stage, self._columns, self._stamp)
+        self._count_loaded(await load_all(session, form, form.parts(table)))
 
     async def _stage_good_rows(self, session: SqlSession, table: pa.Table, dead_stage: TableName) -> None:
         """Halves what fails until the bad rows are alone: a load is a transaction, so nothing stays of it."""
@@ -253,9 +259,8 @@ class StagedWriter(BufferingWriter):
 
     async def _bury(self, session: SqlSession, row: pa.Table, reason: str, dead_stage: TableName) -> None:
         text = json_text(row.to_pylist()[0])
-        columns = dead_letter_columns(self._dialect)
-        letter = pa.table({"row_text": [text], "reason": [reason]})
-        await session.load(dead_stage, columns, letter, self._stamp)
+        form = session.form(dead_stage, dead_letter_columns(self._dialect), self._stamp)
+        await load_all(session, form, form.parts(pa.table({"row_text": [text], "reason": [reason]})))
         self._dead_letters += 1
 
     async def _finished(self) -> Receipt:
@@ -280,18 +285,3 @@ def dead_letter_columns(dialect: Dialect) -> tuple[Column, ...]:
         Column("row_text", "row_text", dialect.text_type),
         Column("reason", "reason", dialect.text_type),
     )
-
-
-def _check_taken(loaded: Loaded, table: pa.Table) -> None:
-    if loaded.rows != table.num_rows:
-        raise SqlFailure(
-            f"{table.num_rows} rows were sent and {loaded.rows} were taken; a trigger may drop some",
-            Cause.OTHER,
-        )
-
-
-def write_error(failure: SqlFailure) -> SinkError:
-    """What a failed statement means for an epoch that is being written."""
-    if failure.cause is Cause.LOST:
-        return ConnectionLost(f"{failure}: the epoch is not committed; abort it and run it again")
-    return WriteFailed(str(failure), is_permanent=failure.is_permanent)

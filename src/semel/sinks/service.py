@@ -1,0 +1,186 @@
+"""A small TCP service in the process of a sink's owner, for its writers in other processes.
+
+What is said is JSON, each message after its size. A connection begins with one that holds the run's secret:
+whoever does not know it, or talks nonsense, is hung up on and told nothing. Rows may follow as plain bytes;
+they are received where they are wanted, without a copy on the way.
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from struct import Struct
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+
+from semel.client.metadata import Address
+from semel.errors import ConfigError
+
+TOKEN_BYTES: Final = 32
+MAX_MESSAGE_BYTES: Final = 64 * 1024
+MAX_CONNECTIONS: Final = 4_096
+# A connection that says nothing is not a writer's.
+FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
+CONNECT_TIMEOUT_S: Final = 10.0
+ACCEPT_BACKOFF_S: Final = 0.1
+WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
+
+TOKEN: Final = "token"
+SIZE: Final = Struct(">I")
+
+
+class ServiceAddress(NamedTuple):
+    """Where an owner listens, and the secret that lets writers in. Part of a plan, and pickled with it."""
+
+    address: Address
+    token: str
+
+
+class Channel:
+    """One connection, at either end of it. Raises OSError where it is lost, ValueError at nonsense."""
+
+    __slots__ = ("_loop", "_socket")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._loop = asyncio.get_running_loop()
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    async def open(cls, address: Address) -> Self:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
+        connection = socket.socket(family, kind, protocol)
+        connection.setblocking(False)
+        try:
+            await loop.sock_connect(connection, where)
+        except BaseException:
+            connection.close()
+            raise
+        return cls(connection)
+
+    async def say(self, fields: Mapping[str, object]) -> None:
+        message = json.dumps(fields).encode()
+        await self.send(SIZE.pack(len(message)) + message)
+
+    async def hear(self) -> dict[str, Any]:
+        """What the other side says next."""
+        (size,) = SIZE.unpack(await self.receive(SIZE.size))
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {size} bytes was announced")
+        try:
+            fields = json.loads(bytes(await self.receive(size)))
+        except RecursionError as error:
+            raise ValueError("a message is nested too deeply") from error
+        if not isinstance(fields, dict):
+            raise ValueError("a message has no fields")
+        return fields
+
+    async def send(self, content: bytes | memoryview) -> None:
+        await self._loop.sock_sendall(self._socket, content)
+
+    async def receive(self, size: int) -> memoryview:
+        """So many bytes, in a buffer of their own."""
+        received = rest = memoryview(bytearray(size))
+        while rest:
+            count = await self._loop.sock_recv_into(self._socket, rest)
+            if not count:
+                raise ConnectionResetError("the owner closed the connection: it knows no such run")
+            rest = rest[count:]
+        return received
+
+    def close(self) -> None:
+        """Idempotent. Not while somebody waits for it: asyncio would go on looking at the descriptor."""
+        self._socket.close()
+
+
+# Talks with a writer whose first message, without the secret, was this; hangs up by returning or by raising
+# OSError or ValueError.
+Serve: TypeAlias = Callable[[Mapping[str, Any], Channel], Awaitable[None]]
+
+
+class OwnerService:
+    """Lives in the owner's loop from `start` to `stop`."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._token = secrets.token_hex(TOKEN_BYTES)
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._talks: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str) -> ServiceAddress:
+        """Listens on a free port of this host (its address as the writers see it)."""
+        loop = asyncio.get_running_loop()
+        family, kind, protocol, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
+        listener = self._listener = socket.socket(family, kind, protocol)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen()
+        self._accepting = asyncio.create_task(self._accept(listener))
+        return ServiceAddress(Address(host, listener.getsockname()[1]), self._token)
+
+    async def stop(self) -> None:
+        """Hangs up on everybody. Idempotent."""
+        ending = [*self._talks, *([self._accepting] if self._accepting is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        self._accepting = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # too many open files: those who wait are heard later
+                await asyncio.sleep(ACCEPT_BACKOFF_S)
+                continue
+            if len(self._talks) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            talk = asyncio.create_task(self._talk(Channel(connection)))
+            self._talks.add(talk)
+            talk.add_done_callback(self._talks.discard)
+
+    async def _talk(self, channel: Channel) -> None:
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                fields = await channel.hear()
+            if self._knows(fields.pop(TOKEN, None)):
+                await self._serve(fields, channel)
+        except (OSError, ValueError, TimeoutError):
+            return  # gone, talking nonsense, or silent
+        finally:
+            channel.close()
+
+    def _knows(self, token: object) -> bool:
+        return isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
+
+
+async def dial(service: ServiceAddress, fields: Mapping[str, object]) -> Channel:
+    """A writer's connection, with its first message said."""
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        channel = await Channel.open(service.address)
+        try:
+            await channel.say({TOKEN: service.token, **fields})
+        except BaseException:
+            channel.close()
+            raise
+    return channel
+
+
+def require_shared(service: ServiceAddress | None) -> ServiceAddress:
+    """The address that a plan takes along to other processes."""
+    if service is None:
+        raise ConfigError(
+            "this plan is for writers in the owner's process: call the sink's `share()` before `open`, so "
+            "that writers elsewhere can reach its owner"
+        )
+    return service

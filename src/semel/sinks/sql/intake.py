@@ -1,0 +1,286 @@
+"""The intake of an epoch: what its writers bring into the one transaction, on the owner's connection.
+
+Writers of strategy `direct` encode rows wherever they are, and the owner's connection loads them, one load at
+a time. Rules:
+
+- The transaction begins with the first rows: while a batch is computed nothing is locked.
+- A task has one writer in an epoch, known by a random name of its own. Whoever comes second is refused.
+- What was loaded must be covered by the receipts, writer by writer: otherwise the epoch is not committed.
+- A load that fails spoils the epoch: the transaction may hold a part of it. Every later one is refused.
+- Rows of another run, epoch or turn are refused and spoil nothing: they are a zombie's.
+
+`Intake` holds the rules. Writers in this process bring rows through `LocalIntake`; others send frames over a
+socket (`IntakeService`, `RemoteIntake`): a header, then encoded rows, and an answer for each.
+"""
+
+import asyncio
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from semel.client.loop_thread import run_in
+from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
+from semel.sinks.receipts import Attempt, Place, Receipt
+from semel.sinks.service import Channel, OwnerService, ServiceAddress, dial
+from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession
+from semel.sinks.sql.failures import Cause, SqlFailure
+
+# Rows and bytes that follow.
+FRAME: Final = struct.Struct(">IQ")
+MAX_FRAME_BYTES: Final = 1 << 31
+# How many frames wait in the owner's memory for their turn; writers beyond that wait with their own.
+MAX_FRAMES: Final = 8
+# How many frames a writer sends ahead of the answers.
+MAX_UNANSWERED: Final = 2
+
+CUT_SHORT: Final = WriteFailed("a load was cut short: the epoch is to be aborted")
+
+# Begins the epoch's transaction, if it is not begun, and gives the session that has it.
+Begin: TypeAlias = Callable[[], Awaitable[SqlSession]]
+
+
+class Intake:
+    """What writers have brought into the present epoch. Belongs to the owner's loop."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin = begin
+        self._place: Place | None = None
+        self._form: Form | None = None
+        self._turn = asyncio.Lock()
+        self._loading: asyncio.Future[Loaded] | None = None
+        self._loaded: dict[int, tuple[Attempt, int]] = {}
+        self.failure: SinkError | None = None
+
+    def open(self, place: Place, form: Form) -> None:
+        """A new epoch: nothing is loaded."""
+        self._place, self._form = place, form
+        self._loaded, self.failure = {}, None
+
+    async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
+        """Waits for its turn, and for the server to have taken all of it."""
+        async with self._turn:
+            self._refuse_unless_first(attempt)
+            assert self._form is not None
+            # From here on the transaction may hold rows of this writer, whatever becomes of the load.
+            _, rows = self._loaded.setdefault(attempt.task, (attempt, 0))
+            self._loading = asyncio.ensure_future(self._load(self._form, parts))
+            try:
+                loaded = await self._result(self._loading)
+            except SinkError as error:
+                self.failure = error
+                raise
+            finally:
+                self._loading = None
+            self._loaded[attempt.task] = (attempt, rows + loaded.rows)
+            return loaded
+
+    async def _result(self, loading: "asyncio.Future[Loaded]") -> Loaded:
+        """Of a load that may be cut short by its owner, or be given up by who waits for it."""
+        try:
+            await asyncio.wait({loading})
+        except asyncio.CancelledError:
+            self.failure = CUT_SHORT
+            loading.cancel()
+            await asyncio.wait({loading})
+            raise
+        if loading.cancelled():
+            raise CUT_SHORT
+        return loading.result()
+
+    async def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
+        try:
+            session = await self._begin()
+            return await load_all(session, form, parts)
+        except SqlFailure as failure:
+            raise write_error(failure) from failure
+
+    def _refuse_unless_first(self, attempt: Attempt) -> None:
+        if attempt.place != self._place:
+            raise WriteFailed(f"{attempt} is of {attempt.place}, which is over: its rows are not taken")
+        if self.failure is not None:
+            raise WriteFailed(f"the epoch is spoiled, and to be aborted: {self.failure}")
+        first, _ = self._loaded.get(attempt.task, (attempt, 0))
+        if first != attempt:
+            raise WriteFailed(
+                f"task {attempt.task} was tried twice (attempts {first.attempt} and {attempt.attempt}), and "
+                "the first has written already. Abort the epoch and run it again"
+            )
+
+    async def close(self) -> None:
+        """No more is taken. A load that is under way is waited for."""
+        self._place = None
+        async with self._turn:
+            pass
+
+    async def cut(self) -> None:
+        """No more is taken. A load that is under way is cut short, with its connection."""
+        self._place = None
+        if self._loading is not None:
+            self._loading.cancel()
+        async with self._turn:
+            pass
+
+    def check_covered(self, receipts: Sequence[Receipt]) -> None:
+        """Raises unless the receipts account for exactly what was loaded."""
+        if self.failure is not None:
+            raise CommitFailed(
+                f"{self.failure}. Nothing was committed; abort the epoch and run it again",
+                is_permanent=isinstance(self.failure, WriteFailed) and self.failure.is_permanent,
+            )
+        loaded = {(task, attempt.attempt): rows for task, (attempt, rows) in self._loaded.items()}
+        promised = {(receipt.task, receipt.attempt): receipt.rows for receipt in receipts if receipt.rows}
+        if loaded != promised:
+            raise CommitFailed(
+                f"the transaction holds {sum(loaded.values())} rows and the receipts promise "
+                f"{sum(promised.values())}, of {len(loaded)} and {len(promised)} writers: one was not "
+                "finished, or a second attempt took its place. Abort the epoch and run it again"
+            )
+
+
+class IntakeWay(ABC):
+    """A writer's way to the intake."""
+
+    @abstractmethod
+    async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
+        """Returns when the server has taken all of it; raises a SinkError otherwise."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Lets go. Idempotent."""
+
+
+class LocalIntake(IntakeWay):
+    """For writers in the owner's process, in any of its threads: the connection is the owner's loop's."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._loop = asyncio.get_running_loop()
+
+    async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
+        return await run_in(self._loop, self._intake.load(attempt, parts))
+
+    def close(self) -> None:
+        pass
+
+
+class IntakeService:
+    """The intake over TCP, for writers in other processes; it lives in the owner's loop."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._service = OwnerService(self._serve)
+        self._room = asyncio.Semaphore(MAX_FRAMES)
+
+    async def start(self, host: str) -> ServiceAddress:
+        return await self._service.start(host)
+
+    async def stop(self) -> None:
+        await self._service.stop()
+
+    async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
+        attempt = Attempt.parse(fields)
+        while True:
+            rows, size_bytes = FRAME.unpack(await channel.receive(FRAME.size))
+            if size_bytes > MAX_FRAME_BYTES:
+                raise ValueError("a frame is larger than any row can be")
+            async with self._room:
+                answer = await self._answer(attempt, Part(rows, await channel.receive(size_bytes)))
+            await channel.say(answer)
+
+    async def _answer(self, attempt: Attempt, part: Part) -> dict[str, object]:
+        try:
+            await self._intake.load(attempt, [part])
+        except SinkError as error:
+            return _as_fields(error)
+        return {}
+
+
+class RemoteIntake(IntakeWay):
+    """For writers in other processes: one connection for as long as the writer lives."""
+
+    def __init__(self, service: ServiceAddress) -> None:
+        self._service = service
+        self._channel: Channel | None = None
+
+    async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
+        """Encodes the next part while the owner loads the last."""
+        rows = sent = unanswered = 0
+        try:
+            for part in parts:
+                if unanswered == MAX_UNANSWERED:
+                    await self._confirmed()
+                    unanswered -= 1
+                await self._send(attempt, part)
+                unanswered += 1
+                rows += part.rows
+                sent += len(part.content)
+            for _ in range(unanswered):
+                await self._confirmed()
+        except (OSError, ValueError, TimeoutError) as error:
+            raise WriteFailed(
+                f"{attempt} could not bring its rows to the sink's owner at {self._service.address}: "
+                f"{error or type(error).__name__}. Is the owner alive, and can this machine reach it? "
+                "`share(host)` says where it listens"
+            ) from error
+        return Loaded(rows, sent, rows)
+
+    async def _send(self, attempt: Attempt, part: Part) -> None:
+        if self._channel is None:
+            self._channel = await dial(self._service, attempt.fields())
+        await self._channel.send(FRAME.pack(part.rows, len(part.content)))
+        await self._channel.send(part.content)
+
+    async def _confirmed(self) -> None:
+        assert self._channel is not None
+        error = _from_fields(await self._channel.hear())
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+async def load_all(session: SqlSession, form: Form, parts: Iterable[Part]) -> Loaded:
+    """Loads them, and checks that the server took as many as were sent."""
+    loaded = await session.load(form, parts)
+    if loaded.rows != loaded.taken:
+        raise SqlFailure(
+            f"{loaded.rows} rows were sent and {loaded.taken} were taken; a trigger may drop some",
+            Cause.OTHER,
+        )
+    return loaded
+
+
+def write_error(failure: SqlFailure) -> SinkError:
+    """What a failed statement means for an epoch that is being written."""
+    if failure.cause is Cause.LOST:
+        return ConnectionLost(f"{failure}: the epoch is not committed; abort it and run it again")
+    return WriteFailed(str(failure), is_permanent=failure.is_permanent)
+
+
+# Errors on the way to a writer elsewhere: by class, since that says what its owner may do.
+
+_LOST, _FENCED, _FAILED, _REFUSED = "lost", "fenced", "failed", "refused"
+
+
+def _as_fields(error: SinkError) -> dict[str, object]:
+    if isinstance(error, ConnectionLost):
+        return {"kind": _LOST, "message": str(error)}
+    if isinstance(error, FencedOut):
+        return {"kind": _FENCED, "message": str(error)}
+    is_permanent = isinstance(error, WriteFailed) and error.is_permanent
+    return {"kind": _REFUSED if is_permanent else _FAILED, "message": str(error)}
+
+
+def _from_fields(fields: Mapping[str, Any]) -> SinkError | None:
+    kind, message = fields.get("kind"), str(fields.get("message", ""))
+    if kind is None:
+        return None
+    if kind == _LOST:
+        return ConnectionLost(message)
+    if kind == _FENCED:
+        return FencedOut(message)
+    return WriteFailed(message, is_permanent=kind == _REFUSED)

@@ -1,0 +1,216 @@
+"""Writers of strategy `direct` elsewhere: their rows go through the owner into the one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from mariadb_server import MariaDBServer
+
+from semel.errors import ConfigError
+from semel.sinks.errors import CommitFailed, FencedOut, WriteFailed
+from semel.sinks.mysql import MySQLSink
+from semel.sinks.postgres import PostgresSink
+from semel.sinks.receipts import Attempt
+from semel.sinks.service import dial
+from semel.sinks.settings import SinkSettings
+from semel.sinks.sink import State
+from semel.sinks.sql.intake import FRAME
+from semel.sinks.sql.sink import SqlSink
+from semel.sinks.sql.writers import FRAME_ROWS
+from semel.testing.postgres_server import PostgresServer
+
+CREATE = "CREATE TABLE kept (id bigint PRIMARY KEY, value text)"
+
+
+class Table:
+    """The table `kept` of a real server."""
+
+    def __init__(self, server: PostgresServer | MariaDBServer) -> None:
+        self.server = server
+        server.query(CREATE)
+
+    def ids(self) -> list[int]:
+        return [row[0] for row in self.server.query("SELECT id FROM kept ORDER BY id")]
+
+    @asynccontextmanager
+    async def opened(self, *, is_shared: bool = True, **options: Any) -> AsyncIterator[SqlSink]:
+        async with self._sink(**options) as sink:
+            if is_shared:
+                sink.share()
+            await sink.open("s")
+            yield sink
+
+    def _sink(self, **options: Any) -> SqlSink:
+        if isinstance(self.server, PostgresServer):
+            return PostgresSink(self.server.dsn, "kept", **options)
+        return MySQLSink(self.server.url(), "kept", **options)
+
+    @contextmanager
+    def locked_row(self, number: int) -> Iterator[None]:
+        """Somebody else inserts a row of that key, and takes its time."""
+        if isinstance(self.server, PostgresServer):
+            connection: Any = psycopg.connect(self.server.dsn)
+        else:
+            connection = self.server.connect()
+            connection.begin()
+        try:
+            connection.cursor().execute("INSERT INTO kept VALUES (%s, 'mine')", (number,))
+            yield
+            connection.rollback()
+        finally:
+            connection.close()
+
+    async def until_somebody_waits(self) -> None:
+        if isinstance(self.server, PostgresServer):
+            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        else:
+            waiting = "SELECT count(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+        while self.server.query(waiting) == [(0,)]:  # noqa: ASYNC110 - the server does not call
+            await asyncio.sleep(0.2)  # InnoDB shows an old picture to who looks more often
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def table(request: pytest.FixtureRequest) -> Table:
+    return Table(request.getfixturevalue(request.param))
+
+
+def rows(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": number, "value": "v"} for number in ids]
+
+
+async def run_epoch(sink: SqlSink, epoch: int, given: list[dict[str, Any]]) -> None:
+    plan = await sink.begin(epoch)
+    assert plan is not None
+    writer = plan.writer(0)
+    await writer.write(given)
+    await sink.commit(epoch, [await writer.finish()])
+
+
+async def test_writers_elsewhere_bring_their_rows_into_the_one_transaction(table: Table) -> None:
+    async with table.opened() as sink:
+        for epoch in range(3):
+            plan = pickle.loads(pickle.dumps(await sink.begin(epoch)))
+            writers = [plan.writer(task, tasks=4) for task in range(4)]
+            await asyncio.gather(
+                *(writer.write(rows(epoch * 10 + task)) for task, writer in enumerate(writers))
+            )
+            receipts = [pickle.loads(pickle.dumps(await writer.finish())) for writer in writers]
+            assert table.ids() == [number for number in range(epoch * 10) if number % 10 < 4]
+            await sink.commit(epoch, receipts)
+        assert table.ids() == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+
+
+async def test_the_plan_of_a_sink_that_is_not_shared_stays_where_it_is(table: Table) -> None:
+    async with table.opened(is_shared=False) as sink:
+        with pytest.raises(ConfigError, match=r"call the sink's `share\(\)` before `open`"):
+            pickle.dumps(await sink.begin(0))
+
+
+async def test_a_second_attempt_is_refused_once_the_first_has_written(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        idle, first, second = (plan.writer(0, attempt) for attempt in ("idle", "first", "second"))
+        await first.write(rows(1))
+        with pytest.raises(WriteFailed, match=r"tried twice \(attempts first and second\)"):
+            await second.write(rows(1))
+        await idle.cancel()
+        # The first is none the worse for it.
+        await first.write(rows(2))
+        await sink.commit(0, [await first.finish()])
+        assert table.ids() == [1, 2]
+
+
+async def test_what_a_lost_attempt_has_written_is_not_committed(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        lost, other = plan.writer(0, "lost"), plan.writer(1)
+        await lost.write(rows(1))
+        await lost.cancel()
+        await other.write(rows(2))
+        with pytest.raises(CommitFailed, match="holds 2 rows and the receipts promise 1") as caught:
+            await sink.commit(0, [await other.finish()])
+        assert not caught.value.is_permanent
+        await sink.abort(0)
+        await run_epoch(sink, 0, rows(1, 2))
+        assert table.ids() == [1, 2]
+
+
+async def test_a_late_writer_of_an_epoch_that_is_over_is_refused(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        late = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
+        await sink.abort(0)
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        writer = plan.writer(0)
+        await writer.write(rows(1))
+        with pytest.raises(WriteFailed, match="turn 1, which is over"):
+            await late.write(rows(2))
+        await sink.commit(0, [await writer.finish()])
+        assert table.ids() == [1]
+
+
+async def test_a_row_that_the_server_refuses_is_named_to_the_writer_elsewhere(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        await run_epoch(sink, 0, rows(1))
+        plan = pickle.loads(pickle.dumps(await sink.begin(1)))
+        good, bad = plan.writer(0), plan.writer(1)
+        await good.write(rows(2))
+        with pytest.raises(WriteFailed, match="uplicate") as caught:
+            await bad.write(rows(1))
+        assert caught.value.is_permanent
+        with pytest.raises(WriteFailed, match="the epoch is spoiled"):
+            await good.write(rows(3))
+        with pytest.raises(CommitFailed, match="uplicate") as failed:
+            await sink.commit(1, [])
+        assert failed.value.is_permanent
+        await sink.abort(1)
+        await run_epoch(sink, 1, rows(3))
+        assert table.ids() == [1, 3]
+
+
+async def test_a_writer_that_dies_within_a_frame_leaves_nothing(table: Table) -> None:
+    async with table.opened() as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        dying = await dial(plan._service, Attempt.new(plan.place, 0, "dying").fields())
+        await dying.send(FRAME.pack(1, 1000) + bytes(500))
+        dying.close()
+        writer = plan.writer(0, "next")
+        await writer.write(rows(1))
+        await sink.commit(0, [await writer.finish()])
+        assert table.ids() == [1]
+
+
+async def test_nothing_is_locked_before_the_first_rows_come(
+    table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A batch may be computed for long: whoever takes over meanwhile has nothing to wait for."""
+    async with table.opened() as old:
+        plan = await old.begin(0)
+        with caplog.at_level(logging.WARNING):
+            async with table.opened() as new:
+                assert "ending the connection" not in caplog.text
+                with pytest.raises(FencedOut):
+                    await pickle.loads(pickle.dumps(plan)).writer(0).write(rows(*range(FRAME_ROWS)))
+                await run_epoch(new, 0, rows(1))
+        assert old.state is State.FAILED
+    assert table.ids() == [1]
+
+
+async def test_a_load_that_hangs_does_not_hold_up_the_abort(table: Table) -> None:
+    """The server waits for somebody else's lock; the writer is told, and the next turn is as good as ever."""
+    async with table.opened(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        with table.locked_row(7):
+            writing = asyncio.ensure_future(plan.writer(0).write(rows(7)))
+            await table.until_somebody_waits()
+            await sink.abort(0)
+            with pytest.raises(WriteFailed, match="cut short"):
+                await writing
+        await run_epoch(sink, 0, rows(8))
+        assert table.ids() == [8]
