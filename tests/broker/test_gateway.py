@@ -26,7 +26,9 @@ from semel.client.cluster import Cluster
 from semel.errors import SemelError
 from semel.subscriptions.dead_letters import CAUSE
 from semel.subscriptions.grpc import subscriptions_pb2 as pb
+from semel.subscriptions.grpc.groups import Gateway
 from semel.subscriptions.grpc.server import SERVICE, GatewayServer, ServerTls
+from semel.subscriptions.grpc.session import Session
 from semel.wire.records import Record
 
 COUNT: Final = 12
@@ -403,6 +405,99 @@ async def test_a_record_that_kills_its_subscriber_is_given_up_and_its_neighbours
     assert (letter.value, dict(letter.headers)[CAUSE]) == (poison, b"its subscriber has gone")
     assert attempts == [2, 3], "once with three others, then twice alone"
     assert await values(cluster, output) == sorted(b"%d" % number for number in range(count) if number != 2)
+
+
+class Stream:
+    """The messages of a stream without gRPC: what it tells comes in the order that a test wants."""
+
+    def __init__(self) -> None:
+        self.written: list[pb.SubscribeResponse] = []
+        self.has_delivery = asyncio.Event()
+        self.is_cut = False
+
+    async def read(self) -> None:
+        """The end of the stream, as soon as there is a delivery."""
+        await self.has_delivery.wait()
+
+    async def write(self, response: pb.SubscribeResponse) -> None:
+        if self.is_cut:
+            raise ConnectionError("as gRPC says it")
+        self.written.append(response)
+        if response.HasField("delivery"):
+            self.has_delivery.set()
+
+
+class CuttingStream(Stream):
+    """Cut when it has had a delivery; gRPC tells of its end before it tells that it was cut."""
+
+    async def read(self) -> None:
+        await super().read()
+        self.is_cut = True
+
+
+class CuttingIds:
+    """Ends a stream in the moment in which it is given a delivery, before that is written."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def __iter__(self) -> CuttingIds:
+        return self
+
+    def __next__(self) -> int:
+        self._task.cancel()
+        return 1
+
+
+async def next_attempt(gateway: Gateway, setup: pb.Setup) -> int:
+    """Which attempt the next subscriber is told that its delivery is."""
+    stream = Stream()
+    group, _ = await gateway.join(setup)
+    await Session(gateway, group, setup, "next").converse(stream.read, stream.write, [])
+    assert [response.WhichOneof("message") for response in stream.written] == [
+        "ready",
+        "delivery",
+        "rolled_back",
+    ]
+    assert stream.written[2].rolled_back.delivery_id == stream.written[1].delivery.delivery_id
+    return stream.written[1].delivery.attempt
+
+
+async def test_a_stream_that_is_cut_is_not_taken_for_one_that_left(
+    bootstrap: str, cluster: Cluster, topic: str
+) -> None:
+    await fill(cluster, topic, 1)
+    gateway = Gateway(bootstrap, defaults=quick())
+    setup = pb.Setup(group=topic, topics=[topic], credits=1)
+    group, _ = await gateway.join(setup)
+    try:
+        cut = CuttingStream()
+        await Session(gateway, group, setup, "cut").converse(cut.read, cut.write, [])
+        assert await next_attempt(gateway, setup) == 2, "it may have killed its subscriber"
+        assert await next_attempt(gateway, setup) == 2, "and who left in peace was not killed"
+    finally:
+        await gateway.close()
+
+
+async def test_what_was_never_handed_to_its_stream_is_not_blamed_for_the_end_of_it(
+    bootstrap: str, cluster: Cluster, topic: str
+) -> None:
+    await fill(cluster, topic, 1)
+    gateway = Gateway(bootstrap, defaults=quick())
+    setup = pb.Setup(group=topic, topics=[topic], credits=1)
+    group, _ = await gateway.join(setup)
+    try:
+        stream, ids = Stream(), gateway.delivery_ids
+        session = Session(gateway, group, setup, "ending")
+        conversing = asyncio.create_task(session.converse(stream.read, stream.write, []))
+        gateway.delivery_ids = CuttingIds(conversing)
+        with pytest.raises(asyncio.CancelledError):
+            await conversing
+        assert not stream.has_delivery.is_set()
+        gateway.delivery_ids = ids
+        assert await next_attempt(gateway, setup) == 1
+    finally:
+        await gateway.close()
 
 
 async def test_suspects_are_given_out_alone(cluster: Cluster, topic: str, address: str) -> None:

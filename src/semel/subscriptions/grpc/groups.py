@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -109,7 +109,7 @@ class Gateway:
         connection: ConnectionOptions | None = None,
         defaults: SubscriptionOptions | None = None,
     ) -> None:
-        self.delivery_ids = itertools.count(random.randrange(1, MAX_FIRST_ID))
+        self.delivery_ids: Iterator[int] = itertools.count(random.randrange(1, MAX_FIRST_ID))
         self._bootstrap = bootstrap
         self._connection = connection
         self._defaults = defaults or SubscriptionOptions()

@@ -12,6 +12,10 @@ Rules:
 - Nothing is dealt while something is unsent, so a subscriber that does not read is given no more. Nothing is
   read while too much is unsent or under way, so one that only sends is held up by its own answers.
 - The end of a stream takes back what is not acknowledged. What is acknowledged goes on without it.
+- A subscriber that closes its side leaves in peace: nothing is blamed. One that is cut off may have been
+  killed by what it had, and only that is blamed, not what was never handed to its stream. gRPC may tell of a
+  stream that was cut as if its subscriber had closed its side. Writing tells them apart, so a subscriber that
+  leaves is told first that its open deliveries are rolled back: where that cannot be written, it was cut off.
 """
 
 import asyncio
@@ -51,6 +55,7 @@ FINISH_TIMEOUT_S: Final = 30.0
 MAX_REASON_CHARACTERS: Final = 1_000
 
 GONE: Final = "its subscriber has gone"
+LEFT: Final = "its subscriber left"
 
 
 class Malformed:
@@ -69,7 +74,15 @@ Write = Callable[[pb.SubscribeResponse], Awaitable[None]]
 class Lent:
     """A delivery that this subscriber has."""
 
-    __slots__ = ("dealt", "delivery_id", "is_ending", "statement_ids", "transaction")
+    __slots__ = (
+        "dealt",
+        "delivery_id",
+        "is_ending",
+        "is_handed_over",
+        "is_told",
+        "statement_ids",
+        "transaction",
+    )
 
     def __init__(self, delivery_id: int, dealt: Dealt) -> None:
         self.delivery_id = delivery_id
@@ -77,6 +90,8 @@ class Lent:
         self.transaction: Transaction | None = None
         self.statement_ids: set[int] = set()
         self.is_ending = False  # its Ack or Nack has come, and is answered in time
+        self.is_handed_over = False  # its subscriber may have seen it
+        self.is_told = False  # its end is in the outbox, or was sent
 
 
 class StreamChannel(Channel):
@@ -123,6 +138,8 @@ class Session:
             if writer.done():
                 return  # the stream is broken, and about to be cancelled
             dealer.cancel()
+            if not await self._has_left(writer):
+                return  # it was cut off
             await self._finish(writer)
             for task in (reader, dealer):
                 await _result(task)
@@ -148,9 +165,21 @@ class Session:
         for warning in warnings:
             self._warn(0, pb.PROBLEM_OTHER_SETTING, warning)
 
+    async def _has_left(self, writer: "asyncio.Task[None]") -> bool:
+        """Tells the end of what is open; False if that cannot be written, since the stream was cut."""
+        for lent in self._lent.values():
+            if lent.dealt.state is DeliveryState.OPEN and not lent.is_ending:
+                lent.is_told = True
+                self._send(_rolled_back(lent, pb.CAUSE_LOST, LEFT))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_TIMEOUT_S):
+                while self._outbox and not writer.done():
+                    await self._change()
+        return not writer.done()
+
     async def _finish(self, writer: "asyncio.Task[None]") -> None:
         """Answers what is acknowledged, gives back the rest without blame, and sends all of it."""
-        self._channel.close("its subscriber left", counts=False)
+        self._channel.close(LEFT, counts=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(FINISH_TIMEOUT_S):
                 while self._lent or self._under_way:
@@ -161,15 +190,18 @@ class Session:
 
     def _take_back_all(self) -> None:
         """The stream is gone: what it did not acknowledge is rolled back at once."""
-        open_now = [lent.dealt for lent in self._lent.values() if lent.dealt.state is DeliveryState.OPEN]
-        is_shared = len(open_now) > 1
+        suspects = [
+            lent.dealt
+            for lent in self._lent.values()
+            if lent.is_handed_over and lent.dealt.state is DeliveryState.OPEN
+        ]
+        is_shared = len(suspects) > 1
         if is_shared:
-            self._group.suspect(open_now)
-        if open_now:
-            log.info("%s is gone, with %d deliveries of %r", self.name, len(open_now), self._group.group_id)
+            self._group.suspect(suspects)
+        if suspects:
+            log.info("%s is gone, with %d deliveries of %r", self.name, len(suspects), self._group.group_id)
         for dealt in list(self._channel.open):
-            is_blamed = dealt in self._ids and not is_shared
-            dealt.take_back(GONE, counts=is_blamed)
+            dealt.take_back(GONE, counts=not is_shared and dealt in suspects)
         self._channel.close(counts=False)
 
     # Dealing
@@ -216,8 +248,7 @@ class Session:
             self._roll_back(lent, cause, reason)
 
     def _roll_back(self, lent: Lent, cause: pb.Cause, reason: str) -> None:
-        rolled_back = pb.RolledBack(delivery_id=lent.delivery_id, cause=cause, reason=_cut(reason))
-        self._end(lent, pb.SubscribeResponse(rolled_back=rolled_back), f"rolled back: {reason}")
+        self._end(lent, _rolled_back(lent, cause, reason), f"rolled back: {reason}")
 
     def _end(self, lent: Lent, message: pb.SubscribeResponse, became: str) -> None:
         del self._lent[lent.delivery_id]
@@ -227,7 +258,8 @@ class Session:
             self._ended.popitem(last=False)
         if lent.dealt.taken_back_because != GONE:
             self._group.clear(lent.dealt)
-        self._send(message)
+        if not lent.is_told:
+            self._send(message)
         self._changed.set()
 
     # Sending and reading
@@ -241,16 +273,27 @@ class Session:
         self._send(pb.SubscribeResponse(warning=warning))
 
     async def _write(self, write: Write) -> None:
-        while True:
-            while self._outbox:
-                await write(self._outbox[0])
-                self._outbox.popleft()
-                self._has_room.set()
+        try:
+            while True:
+                while self._outbox:
+                    self._hand_over(self._outbox[0])
+                    await write(self._outbox[0])
+                    self._outbox.popleft()
+                    self._has_room.set()
+                self._changed.set()
+                if self._is_finished:
+                    return
+                self._unsent.clear()
+                await self._unsent.wait()
+        finally:
             self._changed.set()
-            if self._is_finished:
-                return
-            self._unsent.clear()
-            await self._unsent.wait()
+
+    def _hand_over(self, message: pb.SubscribeResponse) -> None:
+        """From here on nobody can tell whether the subscriber has seen a delivery."""
+        if message.HasField("delivery"):
+            lent = self._lent.get(message.delivery.delivery_id)
+            if lent is not None:
+                lent.is_handed_over = True
 
     async def _read(self, read: Read) -> None:
         while True:
@@ -434,6 +477,11 @@ def _problem_of(error: SemelError) -> pb.Problem:
     if isinstance(error, DeliveryLostError | SubscriptionClosedError):
         return pb.PROBLEM_LOST
     return pb.PROBLEM_NOT_ALLOWED
+
+
+def _rolled_back(lent: Lent, cause: pb.Cause, reason: str) -> pb.SubscribeResponse:
+    rolled_back = pb.RolledBack(delivery_id=lent.delivery_id, cause=cause, reason=_cut(reason))
+    return pb.SubscribeResponse(rolled_back=rolled_back)
 
 
 def _delivery(lent: Lent, suspicion: int) -> pb.Delivery:
