@@ -5,7 +5,7 @@
 
 The loop takes a record, publishes one of 100 bytes, and commits the record's offset and its output in one
 transaction. By hand that is a consumer, a transactional producer and `send_offsets_to_transaction`, one pair
-of them and one thread a channel. A subscription has eight connections for all of its channels. Every channel
+of them and one thread a channel. A subscription has 16 connections for all of its channels. Every channel
 has a partition of its own. Times are from before the publish to after the commit. Both loops take turns,
 round by round, and the median round of each is told, with the range of all, and with the median of what the
 one took for each that the other took in the same round.

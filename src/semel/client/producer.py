@@ -113,7 +113,7 @@ class ProducerOptions:
 class PendingBatch:
     """Records that share a batch, and with it their fate."""
 
-    __slots__ = ("base_sequence", "born", "done", "encoded", "records", "size_bytes", "where")
+    __slots__ = ("_waiters", "base_sequence", "born", "done", "encoded", "records", "size_bytes", "where")
 
     def __init__(self, where: TopicPartition, born: float, done: asyncio.Future[int]) -> None:
         self.where = where
@@ -123,18 +123,32 @@ class PendingBatch:
         self.size_bytes = 0
         self.base_sequence = NO_SEQUENCE
         self.encoded: bytearray | None = None
+        self._waiters: list[asyncio.Future[int]] = []
+
+    def wait(self) -> asyncio.Future[int]:
+        """For one who waits, and may be cancelled: others wait for the same batch.
+
+        What `asyncio.shield` does, without its turn of the loop.
+        """
+        if self.done.done():
+            return self.done
+        waiter: asyncio.Future[int] = self.done.get_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
 
     def succeed(self, base_offset: int) -> None:
         self.records = []
-        if not self.done.done():
-            self.done.set_result(base_offset)
+        for future in (self.done, *self._waiters):
+            if not future.done():
+                future.set_result(base_offset)
 
     def fail(self, error: SemelError) -> None:
         self.records = []
-        if not self.done.done():
-            self.done.set_exception(error)
-            # The error is the producer's as well, and every later call raises it.
-            self.done.exception()
+        for future in (self.done, *self._waiters):
+            if not future.done():
+                future.set_exception(error)
+                # The error is the producer's as well, and every later call raises it.
+                future.exception()
 
 
 class PendingRecord:
@@ -151,7 +165,7 @@ class PendingRecord:
         return self._batch.where
 
     def __await__(self) -> Generator[None, None, int]:
-        base_offset = yield from asyncio.shield(self._batch.done).__await__()
+        base_offset = yield from self._batch.wait().__await__()
         return base_offset if base_offset == UNKNOWN_OFFSET else base_offset + self._index
 
 
@@ -349,8 +363,12 @@ class Producer:
 
     async def abandon(self) -> None:
         """Stops at once; what is not acknowledged may or may not be in the log."""
-        self._fail(FatalError("the producer was closed before this record was acknowledged", ErrorCode.NONE))
+        self.stop()
         await asyncio.gather(*self._senders, return_exceptions=True)
+
+    def stop(self) -> None:
+        """The same without waiting for its tasks: enough after a `flush`, when they have nothing to do."""
+        self._fail(FatalError("the producer was closed before this record was acknowledged", ErrorCode.NONE))
 
     # Gathering
 

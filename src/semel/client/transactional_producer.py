@@ -152,7 +152,8 @@ class TransactionalProducer:
         """Sends what is left and makes all of it visible at once; see `SharedTransaction.commit`."""
         if self.state is State.OPEN:
             await self.flush()
-            await self._drop_producer()
+            producer, self._producer = self._writing(), None
+            producer.stop()
         await self._owner.commit()
 
     async def abort(self) -> None:

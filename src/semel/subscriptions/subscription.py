@@ -43,8 +43,9 @@ log = logging.getLogger("semel.subscriptions")
 PROTOCOL: Final = "semel"
 """The assignor that all members have: ordinary consumers have others, and are turned away."""
 FETCH_WAIT_MS: Final = 100
-CONNECTIONS: Final = 8
-"""To each broker, for transactions, which end with them on Semel; opened when they are needed."""
+CONNECTIONS: Final = 16
+"""To each broker, for transactions, which end with them on Semel; opened when they are needed. Kafka handles
+one request of a connection at a time; with many more, requests hardly ever share a read or a write here."""
 POLL_MS: Final = 200
 GATE_TIMEOUT_MS: Final = 2_000
 METADATA_INTERVAL_S: Final = 30.0

@@ -112,6 +112,14 @@ async def test_many_at_once_are_told_of_in_runs_that_lie_one_after_the_other() -
     assert found == [(0, [0, 1]), (1, [0, 1]), (0, [2, 3])]
 
 
+async def test_who_is_cancelled_while_it_waits_takes_nothing_from_others() -> None:
+    batch = PendingBatch(TopicPartition("t", 0), 0.0, asyncio.get_running_loop().create_future())
+    cancelled, other = (asyncio.ensure_future(batch.wait()) for _ in range(2))
+    cancelled.cancel()
+    batch.succeed(7)
+    assert (await other, await batch.wait(), cancelled.cancelled()) == (7, 7, True)
+
+
 async def test_what_another_sent_in_between_ends_a_run() -> None:
     """Whoever waits for room may find others' records behind its own."""
     batch = PendingBatch(TopicPartition("t", 0), 0.0, asyncio.get_running_loop().create_future())
