@@ -35,8 +35,9 @@ KEEPALIVE_COUNT: Final = 4
 TCP_USER_TIMEOUT_MS: Final = 30_000
 # How long a connection that was cut may take to notice.
 HANG_UP_TIMEOUT_S: Final = 1.0
-# How much of an INSERT is sent at a time, bound or written out.
+# How much of an INSERT is sent at a time, written out or bound: the server waits from one to the next.
 INSERT_BYTES: Final = 1024 * 1024
+BULK_BYTES: Final = 4 * INSERT_BYTES
 # How many statements a session keeps prepared; the oldest makes room.
 MAX_PREPARED: Final = 8
 NEED_REPREPARE: Final = 1615
@@ -223,7 +224,7 @@ class MySQLSession(SqlSession):
 
     def form(self, table: TableName, columns: tuple[Column, ...], stamp: str | None) -> Form:
         if self._connection.has_bulk:
-            return BulkForm(table, columns, stamp, self._insert_bytes)
+            return BulkForm(table, columns, stamp, min(BULK_BYTES, self._max_packet_bytes // 2))
         if self.loads_files:
             return LinesForm(table, columns, stamp)
         return TuplesForm(table, columns, stamp, self._insert_bytes)
