@@ -31,7 +31,7 @@ from semel.wire.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from semel.wire.records import Record, RecordReader, read_end_marker, read_records
+from semel.wire.records import Record, read_end_marker, read_records
 
 FETCH_LANE: Final = "fetch"
 # Later versions name topics by id, which says nothing more to us.
@@ -62,7 +62,7 @@ class ConsumerOptions:
 class FetchedBatch:
     """A batch that the reader may see; its first records may lie before the position that was asked for."""
 
-    __slots__ = ("_from_offset", "_reader", "batch", "header", "where")
+    __slots__ = ("batch", "from_offset", "header", "where")
 
     def __init__(
         self, where: TopicPartition, header: BatchHeader, batch: memoryview, from_offset: int
@@ -70,28 +70,14 @@ class FetchedBatch:
         self.where = where
         self.header = header
         self.batch = batch
-        self._from_offset = from_offset
-        self._reader: RecordReader | None = None
+        self.from_offset = from_offset
 
     def records(self) -> list[Record]:
-        """All of them."""
-        return self._asked_for(read_records(self.batch))
-
-    def read(self, limit: int) -> list[Record]:
-        """The next ones, at most so many. What is not read yet stays as it came, and costs little."""
-        if self._reader is None:
-            self._reader = RecordReader(self.batch)
-        return self._asked_for(self._reader.read(limit))
-
-    @property
-    def is_read(self) -> bool:
-        """Whether `read` has nothing more."""
-        return self._reader is not None and self._reader.left == 0
-
-    def _asked_for(self, records: list[Record]) -> list[Record]:
-        if self.header.base_offset >= self._from_offset:
+        """Those from that position on."""
+        records = read_records(self.batch)
+        if self.header.base_offset >= self.from_offset:
             return records
-        return [record for record in records if record.offset >= self._from_offset]
+        return [record for record in records if record.offset >= self.from_offset]
 
 
 class Asked(NamedTuple):

@@ -43,7 +43,7 @@ from semel.subscriptions.options import SubscriptionOptions
 from semel.subscriptions.slots import FIRST_SLOTS, Slots, can_abort
 from semel.subscriptions.window import NOT_DUE, Held, Window
 from semel.wire.errors import ErrorCode
-from semel.wire.records import Record
+from semel.wire.records import Record, RecordReader
 
 log = logging.getLogger("semel.subscriptions")
 
@@ -139,8 +139,9 @@ class PartitionOwner:
         self._settling: asyncio.Task[None] | None = None
         self._batches: deque[FetchedBatch] = deque()  # fetched, and not looked at yet
         self._buffered_bytes = 0
-        self._unpacking: FetchedBatch | None = None  # the one before those
-        self._buffer: deque[Record] = deque()  # what was unpacked of it, and not admitted yet
+        self._unpacking: RecordReader[Held] | None = None  # of the batch before those
+        self._buffer: deque[Held] = deque()  # what was unpacked of it, and not admitted yet
+        self._from_offset = 0  # where reading began: what lies before it is nothing to us
         self._marked: deque[list[Held]] = deque()
         self._is_marking = False
         self._gathering_since_ms: int | None = None
@@ -293,10 +294,15 @@ class PartitionOwner:
             if self._unpacking is None:
                 if not self._batches:
                     return False
-                self._unpacking = self._batches.popleft()
-                self._buffered_bytes -= len(self._unpacking.batch)
-            self._buffer.extend(self._unpacking.read(UNPACKED_AT_ONCE))
-            if self._unpacking.is_read:
+                batch = self._batches.popleft()
+                self._buffered_bytes -= len(batch.batch)
+                self._from_offset = batch.from_offset
+                self._unpacking = RecordReader(batch.batch, Held)
+            records = self._unpacking.read(UNPACKED_AT_ONCE)
+            if records and records[0].offset < self._from_offset:
+                records = [held for held in records if held.offset >= self._from_offset]
+            self._buffer.extend(records)
+            if not self._unpacking.left:
                 self._unpacking = None
         return True
 
@@ -385,9 +391,9 @@ class PartitionOwner:
             return False
         try:
             if self.options.filter is not None:
-                self.options.filter(held.record)
+                self.options.filter(held)
             if self.options.transform is not None:
-                held.shown = self.options.transform(held.record)
+                held.show(self.options.transform(held))
         except Exception as error:
             self.start(self.give_back([held], f"a hook failed: {error!r}", counts=True))
             return False
@@ -449,10 +455,9 @@ class PartitionOwner:
     async def _bury_once(self, held: Held, topic: str) -> None:
         await self._ensure_topic(topic)
         slot = await self.borrow()
-        record = held.record
-        headers = dead_letter_headers(record, self.where, self._group_id, held.attempts, held.cause)
+        headers = dead_letter_headers(held, self.where, self._group_id, held.attempts, held.cause)
         try:
-            await slot.send(topic, record.value, key=record.key, headers=headers)
+            await slot.send(topic, held.value, key=held.key, headers=headers)
             await slot.flush()
             self.step("dead-published")
             await self.commit(slot, [held])

@@ -21,15 +21,17 @@ from typing import Final
 
 from semel.subscriptions.ackset import AckSet
 from semel.subscriptions.entry import MAX_RANGES, SPAN_OFFSETS, Entry, Mark
-from semel.wire.records import Record
+from semel.wire.batch import NO_TIMESTAMP
+from semel.wire.records import NO_OFFSET, Headers, Record
 
 NOT_DUE: Final = 0
 
 
-class Held:
-    """A record that was admitted and is not acknowledged."""
+class Held(Record):
+    """A record that was admitted and is not acknowledged, and what is known of it. One object, not two."""
 
     __slots__ = (
+        "_transformed",
         "attempts",
         "cause",
         "due_ms",
@@ -38,23 +40,41 @@ class Held:
         "is_out",
         "is_suspect",
         "is_uncleared",
-        "offset",
-        "record",
-        "shown",
     )
 
-    def __init__(self, record: Record, attempts: int, is_suspect: bool) -> None:
-        self.offset = record.offset
-        self.record = record
-        self.shown = record  # as the program sees it
-        self.attempts = attempts  # that failed for certain
+    def __init__(
+        self,
+        key: bytes | None,
+        value: bytes | None,
+        timestamp: int = NO_TIMESTAMP,
+        headers: Headers = (),
+        offset: int = NO_OFFSET,
+    ) -> None:
+        # As in `Record`, without a call for each.
+        self.key = key
+        self.value = value
+        self.timestamp = timestamp
+        self.headers = headers
+        self.offset = offset
+        self._transformed: Record | None = None
+        self.attempts = 0  # that failed for certain
         self.cause = ""
         self.due_ms = NOT_DUE
-        self.is_alone = attempts > 0 or is_suspect
+        self.is_alone = False
         self.is_marked = False  # the entry says, or will say, that it is out alone
         self.is_out = False
-        self.is_suspect = is_suspect  # it may have been seen by a process that died
-        self.is_uncleared = is_suspect  # it has not come back alive yet
+        self.is_suspect = False  # it may have been seen by a process that died
+        self.is_uncleared = False  # it has not come back alive yet
+
+    @property
+    def shown(self) -> Record:
+        """As the program sees it."""
+        return self if self._transformed is None else self._transformed
+
+    def show(self, record: Record) -> None:
+        """What the program sees instead."""
+        # If it were itself, it would hold on to itself for ever.
+        self._transformed = None if record is self else record
 
     @property
     def attempt(self) -> int:
@@ -147,9 +167,9 @@ class Window:
             self._charged.popleft()
         self._end_suspicion()
 
-    def admit(self, record: Record) -> bool:
+    def admit(self, held: Held) -> bool:
         """Takes the next record of the log; False if it was acknowledged before."""
-        offset = record.offset
+        offset = held.offset
         if offset > self._next_offset:
             self.skip_to(offset)
         self._next_offset = offset + 1
@@ -157,17 +177,20 @@ class Window:
         if offset < self._acknowledged_end and offset in self._acks:
             self._end_suspicion()
             return False
-        held = Held(record, attempts, self._suspect_end is not None and self._is_suspect(offset))
         self._held[offset] = held
         if attempts:
+            held.attempts = attempts
+            held.is_alone = True
             self._blamed[offset] = held
-        if record.key is None:
+        if self._suspect_end is not None and self._is_suspect(offset):
+            held.is_suspect = held.is_uncleared = held.is_alone = True
+            self._uncleared += 1
+        if held.key is None:
             heapq.heappush(self._ready, offset)
         else:
-            self._lanes.setdefault(record.key, deque()).append(held)
+            self._lanes.setdefault(held.key, deque()).append(held)
             self._enqueue(held)
         if self._suspect_end is not None:
-            self._uncleared += held.is_suspect
             self._end_suspicion()
         return True
 
@@ -233,11 +256,11 @@ class Window:
             else:
                 return
             taken.append(held)
-            if held.record.key is not None:
+            if held.key is not None:
                 self._push_next_of_lane(held, places, behind)
 
     def _push_next_of_lane(self, held: Held, places: dict[bytes, int], behind: list[int]) -> None:
-        key = held.record.key
+        key = held.key
         if key is None:
             return
         place = places[key] = places.get(key, 0) + 1
@@ -251,7 +274,7 @@ class Window:
 
     def _enqueue(self, held: Held) -> None:
         """A record may be dealt, at its time, if it is the first of its lane."""
-        key = held.record.key
+        key = held.key
         if key is not None and self._lanes[key][0] is not held:
             return
         if held.due_ms == NOT_DUE:
@@ -266,8 +289,8 @@ class Window:
         for held in records:
             self._come_back(held)
             del self._held[held.offset]
-            if held.record.key is not None:
-                self._leave_lane(held.record.key, held)
+            if held.key is not None:
+                self._leave_lane(held.key, held)
         if self._blamed:
             for held in records:
                 self._blamed.pop(held.offset, None)

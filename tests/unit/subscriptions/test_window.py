@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -16,8 +17,8 @@ from semel.wire.records import Record
 FRESH = Entry(0, is_released=True)
 
 
-def record(offset: int, key: bytes | None = None) -> Record:
-    return Record(key, b"v%d" % offset, offset=offset)
+def record(offset: int, key: bytes | None = None) -> Held:
+    return Held(key, b"v%d" % offset, offset=offset)
 
 
 def window_of(count: int, keys: str = "", *, entry: Entry = FRESH, max_in_flight: int = 16) -> Window:
@@ -49,6 +50,16 @@ def commit(window: Window, held: list[Held]) -> Entry:
 
 def test_records_without_keys_are_dealt_in_order_and_in_parallel() -> None:
     assert offsets(take_all(window_of(4))) == [0, 1, 2, 3]
+
+
+def test_a_record_is_shown_as_it_is_unless_something_else_is_to_be() -> None:
+    held = record(0)
+    assert held.shown is held
+    held.show(held)
+    assert not [each for each in gc.get_referrers(held) if each is held], "it would never be freed"
+    other = Record(None, b"other")
+    held.show(other)
+    assert held.shown is other
 
 
 def test_only_the_first_of_a_key_is_dealt() -> None:
@@ -242,7 +253,7 @@ def run_until_crash(
     window = Window(found.after_crash(end), max_in_flight, 60)
     entry = window.entry((), 3)
     window.committed(entry)
-    unread = [each for each in log if each.offset >= entry.offset]
+    unread = [record(each.offset, each.key) for each in log if each.offset >= entry.offset]
     out: list[list[Held]] = []
     for now_ms in range(chosen.randrange(120)):
         while unread and window.has_room(unread[0].offset):
@@ -267,7 +278,7 @@ def run_until_crash(
                 entry = attempted
                 window.committed(entry)
                 window.acknowledge(batch)
-                acknowledged += [held.record for held in batch]
+                acknowledged += batch
             else:  # the transaction was refused
                 window.give_back(batch, NOT_DUE)
         elif out:

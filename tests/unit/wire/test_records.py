@@ -110,7 +110,7 @@ def test_what_is_built_is_read_back(records: list[Record], codec: Codec, base_of
 @given(records=record_lists, limit=st.integers(1, 4))
 def test_a_batch_that_is_read_bit_by_bit_is_the_same(records: list[Record], limit: int) -> None:
     batch = build_batch(records)
-    reader = RecordReader(batch)
+    reader = RecordReader(batch, Record)
     found: list[Record] = []
     while reader.left:
         some = reader.read(limit)
