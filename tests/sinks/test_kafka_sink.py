@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from semel.sinks.errors import (
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import Rows, SourceOffsets, State
+from semel.sinks.sink import Rows, SourceOffsets, State, WriterPlan
 from semel.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -406,21 +407,55 @@ async def test_a_wrong_type_and_a_missing_column_are_named(
 # Claims
 
 
-async def test_two_tasks_with_rows_for_one_partition_spoil_the_epoch(
+async def test_writers_take_turns_at_the_partitions_that_rows_name_by_their_keys(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    """Six tasks, some elsewhere, each with rows for all three partitions, in many small flushes."""
+    await make_topic(cluster, topic, 3)
+    sink = KafkaSink(bootstrap, topic, settings=SinkSettings(max_buffered=20))
+    sink.share()
+    async with sink:
+        await sink.open(sink_id)
+        for epoch in range(2):
+            plan = await sink.begin(epoch)
+            assert plan is not None
+            elsewhere = pickle.loads(pickle.dumps(plan))
+
+            async def write(task: int, plan: WriterPlan = plan, elsewhere: WriterPlan = elsewhere) -> Receipt:
+                writer = (plan if task % 2 else elsewhere).writer(task, tasks=6)
+                for start in range(0, 100, 10):
+                    numbers = range(task * 100 + start, task * 100 + start + 10)
+                    await writer.write([{"key": b"%d" % n, "value": b"%d" % n} for n in numbers])
+                return await writer.finish()
+
+            receipts = await asyncio.gather(*(write(task) for task in range(6)))
+            assert sum(receipt.rows for receipt in receipts) == 600
+            await sink.commit(epoch, receipts)
+    found = await read_committed(cluster, topic)
+    for partition, got in enumerate(found):
+        expected = [b"%d" % n for n in range(600) if partition_for_key(b"%d" % n, 3) == partition]
+        assert sorted(got) == sorted(expected * 2)
+        # Rows of one task keep their order.
+        for task in range(6):
+            of_task = [int(value) for value in got if int(value) // 100 == task]
+            assert of_task == sorted(of_task[: len(of_task) // 2]) * 2
+
+
+async def test_two_tasks_with_rows_for_a_partition_that_one_keeps_spoil_the_epoch(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str
 ) -> None:
     await make_topic(cluster, topic)
-    async with KafkaSink(bootstrap, topic) as sink:
+    async with KafkaSink(bootstrap, topic, key=None) as sink:
         await sink.open(sink_id)
         plan = await sink.begin(0)
         assert plan is not None
-        first, second = plan.writer(0, tasks=2), plan.writer(1, tasks=2)
+        first, second = plan.writer(0), plan.writer(1)  # neither knows of the other
         await first.write(values(range(10)))
         receipt = await first.finish()
         await second.write(values(range(10, 20)))
-        with pytest.raises(WriteFailed, match=f"both have rows for {topic}-0"):
+        with pytest.raises(WriteFailed, match=f"has rows for {topic}-0, which another keeps"):
             await second.finish()
-        with pytest.raises(CommitFailed, match="both have rows"):
+        with pytest.raises(CommitFailed, match="which another keeps"):
             await sink.commit(0, [receipt])
         await sink.abort(0)
         await write_epoch(sink, 0, values(range(5)))

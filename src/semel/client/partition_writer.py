@@ -1,9 +1,9 @@
 """Writing in a transaction that another process owns.
 
 A process gets a `TransactionHandle` and opens a `SharedWriter` with it, and from that a `PartitionWriter` for
-each partition that is its own. Nobody else may write to that partition in the same transaction: sequences
-count from 0 in each of them, and two writers with the same sequences would be taken for one that repeats
-itself, so that the records of the second are lost without an error.
+each partition that it writes to. Nobody else may write to that partition at the same time: two writers with
+the same sequences would be taken for one that repeats itself, so that the records of the second are lost
+without an error. Writers that take turns tell each other how far the sequences have come (`begin_at`).
 
     async with SharedWriter(handle) as writer:
         partition = writer.partition("orders", 3)
@@ -140,10 +140,13 @@ class PartitionWriter:
         for batch in batches:
             self._queue(batch)
 
-    async def write_encoded(self, batch: bytearray) -> None:
-        """Writes a batch that was encoded with the handle's identity and `next_sequence`, transactional."""
-        await self._producer.wait_for_room()
-        self._queue(batch)
+    def begin_at(self, sequence: int) -> None:
+        """Goes on where another writer's turn has ended: at its `next_sequence` after its `flush`."""
+        self._producer.begin_at(self.where, sequence)
+
+    async def flush(self) -> None:
+        """Waits until everything for this partition is acknowledged."""
+        await self._producer.flush(self.where)
 
     def _queue(self, batch: bytearray) -> None:
         self._producer.queue_encoded(self.where, batch)

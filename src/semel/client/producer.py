@@ -344,11 +344,21 @@ class Producer:
         queue.seal()
         return batch.done
 
-    async def flush(self) -> None:
-        """Sends everything and waits until it is acknowledged."""
-        for queue in self._queues.values():
+    def begin_at(self, where: TopicPartition, sequence: int) -> None:
+        """Others have written to the partition with this identity, up to here; all of ours is acknowledged.
+
+        The caller knows that nobody else writes to it until what comes next is acknowledged, too.
+        """
+        queue = self._queue(where)
+        assert not queue.unfinished(), f"batches for {where} are under way"
+        queue.next_sequence = sequence
+
+    async def flush(self, where: TopicPartition | None = None) -> None:
+        """Sends everything, or what is for one partition, and waits until it is acknowledged."""
+        queues = list(self._queues.values()) if where is None else [self._queue(where)]
+        for queue in queues:
             queue.seal()
-        unfinished = [batch.done for queue in self._queues.values() for batch in queue.unfinished()]
+        unfinished = [batch.done for queue in queues for batch in queue.unfinished()]
         if unfinished:
             await asyncio.wait(unfinished)
         if self._failure is not None:

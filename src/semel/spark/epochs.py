@@ -16,7 +16,7 @@ from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import CommitFailed, ConnectionLost, SinkError, WriteFailed
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.sink import SourceOffsets, WriterPlan
-from semel.sinks.tasks import OUTCOME_SCHEMA, SendTask, WriteTask
+from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
 from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import select_columns
 from semel.spark.layout import lay_out
@@ -174,8 +174,7 @@ class EpochRunner:
 def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receipt]:
     """Runs the tasks: the one evaluation of the batch in this attempt."""
     layout = lay_out(batch, plan)
-    kind = SendTask if layout.is_encoded else WriteTask
-    task = kind(plan, layout.owners, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
+    task = WriteTask(plan, layout.tasks, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
     outcomes = _run_tasks(layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
     if errors:

@@ -263,12 +263,6 @@ def stamp_append_time(buf: WritableBuffer, now_ms: int) -> None:
     write_crc(buf)
 
 
-def place_sequence(buf: WritableBuffer, base_sequence: int) -> None:
-    """Puts an encoded batch in its place among those of its producer."""
-    SEQUENCE.pack_into(buf, BASE_SEQUENCE_AT, base_sequence)
-    write_crc(buf)
-
-
 def write_crc(buf: WritableBuffer) -> None:
     """Computes and sets the checksum of the one batch that fills `buf`."""
     CRC.pack_into(buf, CRC_AT, crc32.iscsi(memoryview(buf)[ATTRIBUTES_AT:]))

@@ -64,16 +64,16 @@ class Fate:
 
 
 class MortalBook(ClaimBook):
-    """Passes by while tasks write: one of them has a partition, and asks for its next."""
+    """Passes by while tasks write: one of them has written, and somebody asks for a partition."""
 
     def __init__(self, fate: Fate) -> None:
         super().__init__()
         self._fate = fate
 
-    def claim(self, claimant: Attempt, partitions: Iterable[TopicPartition]) -> str | None:
-        if claimant in self._holders.values():
+    async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool = False) -> int:
+        if self._written:
             self._fate.at("amid_tasks")
-        return super().claim(claimant, partitions)
+        return await super().take(attempt, where, keeps=keeps)
 
 
 class MortalKafkaSink(KafkaSink):

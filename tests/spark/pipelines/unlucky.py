@@ -287,7 +287,7 @@ def main(bootstrap: str, directory: str) -> None:
     misfortunes = Misfortunes(spark, bootstrap, Path(directory))
     misfortunes.user_code_fails("first-row", "v0")
     misfortunes.user_code_fails("last-row", "v239")
-    misfortunes.shuffle_is_lost("shuffle", misfortunes.orders())
+    misfortunes.shuffle_is_lost("shuffle", misfortunes.orders().repartition(4, "key"))
     misfortunes.shuffle_is_lost("shuffle-state", misfortunes.counts())
     misfortunes.speculation()
     misfortunes.executor_dies("executor", misfortunes.orders())

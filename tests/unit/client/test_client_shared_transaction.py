@@ -478,6 +478,27 @@ async def test_columns_are_split_into_batches_whose_sequences_go_on() -> None:
             expected += header.record_count
 
 
+async def test_writers_that_take_turns_go_on_where_the_other_has_ended() -> None:
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        owner = SharedTransaction(cluster, "id")
+        await owner.open()
+        await owner.begin()
+        async with SharedWriter(owner.handle()) as first, SharedWriter(owner.handle()) as second:
+            sequence = 0
+            for turn, writer in enumerate((first, second, second, first, second)):
+                partition = writer.partition("t", 0)
+                partition.begin_at(sequence)
+                for number in range(turn + 1):
+                    await partition.write(records(b"%d.%d" % (turn, number)))
+                await partition.flush()
+                sequence = partition.next_sequence
+            await owner.commit()
+        headers = [read_header(batch) for batch in broker.topics["t"][0].batches]
+        assert [header.base_sequence for header in headers] == list(range(15))
+        expected = [b"%d.%d" % (turn, number) for turn in range(5) for number in range(turn + 1)]
+        assert broker.topics["t"][0].values() == expected
+
+
 async def test_a_batch_with_another_sequence_or_identity_is_refused_before_it_is_sent() -> None:
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         owner = SharedTransaction(cluster, "id")
@@ -490,11 +511,11 @@ async def test_a_batch_with_another_sequence_or_identity_is_refused_before_it_is
             await stranger.partition("t", 0).write(records(b"x"))
             await stranger.flush()
             with pytest.raises(ConfigError, match="encode batches in the order of writing"):
-                await target.write_encoded(bytearray(broker.topics["t"][0].batches[0]))
+                target._queue(bytearray(broker.topics["t"][0].batches[0]))
             await target.write(records(b"x"))
             await writer.flush()
             with pytest.raises(ConfigError, match=r"and sequence 0, and .* and 1 were due"):
-                await target.write_encoded(bytearray(broker.topics["t"][0].batches[1]))
+                target._queue(bytearray(broker.topics["t"][0].batches[1]))
         assert len(broker.seen(ApiKey.PRODUCE)) == 2
 
 

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -13,19 +11,16 @@ from semel.client.metadata import Address
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import ConfigError
 from semel.sinks.errors import WriteFailed
-from semel.sinks.kafka import KafkaPlan, RecordLayout
-from semel.sinks.kafka.encoded import encode_rows
+from semel.sinks.kafka import KafkaPlan
 from semel.sinks.kafka.sink import KafkaSink
 from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Place
 from semel.sinks.service import ServiceAddress
-from semel.sinks.tasks import EncodeTask, SendTask, TargetTask, WriteTask
+from semel.sinks.tasks import WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
 from semel.spark.epochs import LOST_WORK, _run_tasks
+from semel.spark.layout import lay_out, partition_count
 from semel.spark.pipeline import exactly_once, sink_id
-from semel.wire.batch import check_batch, check_crc, place_sequence
-from semel.wire.partitioner import partition_for_key
-from semel.wire.records import read_records
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
 
@@ -79,36 +74,6 @@ def test_a_frame_of_spark_connect_is_refused_with_the_reason() -> None:
         exactly_once(remote, KafkaSink("localhost:1", "out"), name="p", checkpoint="/nowhere")
 
 
-def targets(
-    layout: RecordLayout, columns: dict[str, list[object]], partitions: int, homeless: int = 1
-) -> list[int]:
-    task = TargetTask(layout, "own", partitions)
-    found: list[int] = task.targets(pa.RecordBatch.from_pydict(columns), homeless).tolist()
-    return found
-
-
-def test_a_rows_target_is_its_key_s_partition_or_that_of_its_task() -> None:
-    found = targets(RecordLayout(), {"key": [b"a", None, b"b"], "value": [b"", b"", b""]}, 7, homeless=5)
-    assert found == [partition_for_key(b"a", 7), 5, partition_for_key(b"b", 7)]
-
-
-def test_a_partition_column_goes_before_the_key() -> None:
-    columns: dict[str, list[object]] = {"key": [b"a", b"a", None], "value": [b""] * 3, "p": [3, None, None]}
-    assert targets(RecordLayout(partition="p"), columns, 7) == [3, partition_for_key(b"a", 7), 1]
-
-
-def test_rows_of_one_topic_have_one_target_and_rows_without_one_that_of_the_sinks_own() -> None:
-    columns: dict[str, list[object]] = {
-        "key": [b"a", b"b", b"c", b"d"],
-        "value": [b""] * 4,
-        "t": ["x", "x", None, "own"],
-    }
-    found = targets(RecordLayout(topic="t"), columns, 7)
-    assert found[0] == found[1]
-    assert found[2] == found[3]
-    assert found[0] != found[2]
-
-
 def kafka_plan() -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out")
     handle = TransactionHandle("localhost:1", "semel-sink.x", 1, 0, 2)
@@ -116,18 +81,13 @@ def kafka_plan() -> KafkaPlan:
 
 
 def test_executors_import_sinks_client_and_wire_alone() -> None:
-    tasks = [
-        WriteTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run,
-        SendTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run,
-        EncodeTask(shared_plan()).run,
-        TargetTask(RecordLayout(), "out", 4).run,
-    ]
+    task = WriteTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run
     program = (
         "import pickle, sys; pickle.load(sys.stdin.buffer); "
         "print(*sorted(name for name in sys.modules if name.startswith('semel')))"
     )
     loaded = subprocess.run(
-        [sys.executable, "-c", program], input=cloudpickle.dumps(tasks), capture_output=True, check=True
+        [sys.executable, "-c", program], input=cloudpickle.dumps(task), capture_output=True, check=True
     ).stdout.decode()
     allowed = (
         "semel.sinks",
@@ -142,6 +102,28 @@ def test_executors_import_sinks_client_and_wire_alone() -> None:
     assert not strangers
 
 
+class Batch:
+    """A frame of so many partitions, which can be coalesced."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self._jdf = self
+
+    def coalesce(self, partitions: int) -> "Batch":
+        return Batch(partitions)
+
+    # What `partition_count` goes through.
+
+    def queryExecution(self) -> "Batch":
+        return self
+
+    def toRdd(self) -> "Batch":
+        return self
+
+    def getNumPartitions(self) -> int:
+        return self.partitions
+
+
 def shared_plan(**columns: str | None) -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out", **columns)  # type: ignore[arg-type]
     settings = replace(sink._writer_settings, topics={"out": TopicShape(3, 2_000)})
@@ -149,52 +131,21 @@ def shared_plan(**columns: str | None) -> KafkaPlan:
     return KafkaPlan(Place("run", 0, 0), handle, settings, ServiceAddress(Address("h", 1), "t"))
 
 
-def test_batches_that_are_encoded_before_a_shuffle_are_what_a_writer_would_have_sent() -> None:
-    keys = [b"k%d" % i for i in range(200)]
-    rows = pa.RecordBatch.from_pydict({"key": keys, "value": [b"v" * (i % 50) for i in range(200)]})
-    plan = shared_plan()
-    partitions = EncodeTask(plan).targets(rows, 0)
-    sequences = dict.fromkeys(range(3), 0)
-    found: list[tuple[int, bytes | None, bytes | None]] = []
-    for partition, batch in encode_rows(plan, rows, partitions, 0):
-        place_sequence(batch, sequences[partition])
-        header = check_batch(batch)
-        check_crc(batch, header)
-        assert (header.producer_id, header.producer_epoch, header.base_sequence) == (
-            7,
-            5,
-            sequences[partition],
-        )
-        assert header.is_transactional
-        assert len(batch) <= 2_000
-        sequences[partition] += header.record_count
-        found += [(partition, record.key, record.value) for record in read_records(batch)]
-    assert sorted(found) == sorted(
-        (partition_for_key(key, 3), key, b"v" * (i % 50)) for i, key in enumerate(keys)
-    )
-
-
-def test_a_row_that_no_batch_can_hold_is_named_before_the_shuffle() -> None:
-    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"", b"v" * 3_000]})
-    with pytest.raises(WriteFailed, match=r"row 11.*max\.message\.bytes") as refused:
-        list(encode_rows(shared_plan(), rows, np.array([0, 1]), 10))
-    assert refused.value.is_permanent
-
-
-@pytest.mark.parametrize("wrong", [-5, 3])
-def test_a_partition_that_does_not_exist_is_refused_before_the_shuffle_as_by_a_writer(wrong: int) -> None:
-    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"", b""], "p": [2, wrong]})
-    plan = shared_plan(partition_column="p")
-    with pytest.raises(WriteFailed, match=f"row 1 .*partition {wrong}, and there are 3"):
-        list(encode_rows(plan, rows, EncodeTask(plan).targets(rows, 0), 0))
-
-
-def test_rows_that_make_no_batch_together_are_an_error_of_rows_and_not_of_the_task() -> None:
-    times = [-(2**62) - 1, 2**62]
-    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"a"], "value": [b"", b""], "t": times})
-    with pytest.raises(WriteFailed, match="make no record batch") as refused:
-        list(encode_rows(shared_plan(timestamp_column="t"), rows, np.array([0, 0]), 0))
-    assert refused.value.is_permanent
+@pytest.mark.parametrize(
+    ("columns", "tasks"),
+    [
+        ({}, 8),
+        ({"key": None, "partition_column": "p"}, 8),
+        ({"key": None, "topic_column": "t"}, 8),
+        ({"key": None}, 3),
+    ],
+    ids=["key", "partition", "topic", "none"],
+)
+def test_only_rows_that_say_nothing_of_their_place_are_written_by_no_more_tasks_than_partitions(
+    columns: dict[str, str | None], tasks: int
+) -> None:
+    layout = lay_out(Batch(8), shared_plan(**columns))  # type: ignore[arg-type]
+    assert (layout.tasks, partition_count(layout.rows), layout.is_once) == (tasks, tasks, True)
 
 
 class GivenUp:

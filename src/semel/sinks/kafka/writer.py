@@ -35,6 +35,7 @@ from semel.sinks.kafka.rows import (
     RecordRows,
     as_batches,
     column,
+    now_ms,
     order_by_partition,
     read_partitions,
     read_rows,
@@ -46,7 +47,7 @@ from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import ServiceAddress, require_shared
 from semel.sinks.sink import Rows, Writer, WriterPlan
-from semel.wire.batch import InvalidBatch, place_sequence
+from semel.wire.batch import InvalidBatch
 from semel.wire.columns import Ints
 from semel.wire.compression import Codec
 from semel.wire.partitioner import NO_PARTITION, partition_column
@@ -54,6 +55,7 @@ from semel.wire.partitioner import NO_PARTITION, partition_column
 # Rows are encoded and sent so many at a time, at least (or at the end) and at most: enough for good batches,
 # few enough to keep the broker busy meanwhile.
 ENOUGH_ROWS: Final = 8 * 1024
+ENOUGH_ROWS_A_PARTITION: Final = 4 * 1024
 CHUNK_ROWS: Final = 16 * 1024
 
 
@@ -70,6 +72,15 @@ class WriterSettings:
     transaction_timeout_ms: int
     max_buffered: int
     topics: Mapping[str, TopicShape] = field(default_factory=dict)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether rows say where they go: then any writer may have rows for any partition.
+
+        Otherwise each writer has partitions of its own, and keeps them.
+        """
+        layout = self.layout
+        return layout.key is not None or layout.partition is not None or layout.topic is not None
 
 
 class HomeAccess(NamedTuple):
@@ -111,12 +122,13 @@ class KafkaWriter(Writer):
         self.plan = plan
         self._settings = plan.settings
         self._home = home
-        self._claims: Claims = RemoteClaims(require_shared(plan.service)) if home is None else home.claims
+        self._claims: Claims = home.claims if home is not None else self._remote_claims()
         self._claimant = Attempt.new(plan.place, task, attempt)
         self._tasks = tasks
         self._metrics = SinkMetrics() if home is None else home.metrics
         self._shared: SharedWriter | None = None
         self._partitions: dict[TopicPartition, PartitionWriter] = {}
+        self._held: set[TopicPartition] = set()
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self._unflushed_rows = 0
@@ -132,22 +144,15 @@ class KafkaWriter(Writer):
             for start in range(0, batch.num_rows, CHUNK_ROWS):
                 await self._take(batch.slice(start, CHUNK_ROWS))
 
-    async def write_encoded(self, partition: int, batch: bytearray) -> None:
-        """Takes a record batch that `encode_rows` made for a partition of the sink's topic."""
-        self._require_usable()
-        where = TopicPartition(self._settings.topic, partition)
-        try:
-            await self._claim([where])
-            writer = self._partitions[where]
-            place_sequence(batch, writer.next_sequence)
-            await writer.write_encoded(batch)
-        except SemelError as error:
-            raise await self._failed(error) from error
-
     async def finish(self) -> Receipt:
         self._require_usable()
         await self._send_gathered()
         await self._flush()
+        try:
+            for where in list(self._held):
+                await self._give_back(where)
+        except SemelError as error:
+            raise await self._failed(error) from error
         parts = {str(where): writer.records_written for where, writer in self._partitions.items()}
         written_bytes = sum(writer.bytes_written for writer in self._partitions.values())
         await self.cancel()
@@ -165,7 +170,7 @@ class KafkaWriter(Writer):
         self._is_over = True
         self._gathered = []
         self._count_buffered(0)
-        self._claims.close()
+        await self._claims.leave(self._claimant)
         if self._shared is not None:
             shared, self._shared = self._shared, None
             await shared.close()
@@ -181,7 +186,7 @@ class KafkaWriter(Writer):
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
         self._count_buffered(self._unflushed_rows + batch.num_rows)
-        if self._gathered_rows >= min(ENOUGH_ROWS, self._settings.max_buffered):
+        if self._gathered_rows >= min(self._enough_rows, self._settings.max_buffered):
             await self._send_gathered()
         if self._unflushed_rows >= self._settings.max_buffered:
             await self._flush()
@@ -270,12 +275,22 @@ class KafkaWriter(Writer):
             order = regrouped if order is None else order[regrouped]
         if order is not None:
             rows = read_rows(take(batch, order), self._settings.layout)
-        await self._claim([TopicPartition(topic, partition) for partition, _, _ in runs])
-        for partition, start, stop in runs:
-            await self._write_run(TopicPartition(topic, partition), rows.slice(start, stop), shape)
-            await asyncio.sleep(0)  # lets what is encoded leave while the next run is encoded
+        writes = [
+            self._write_run(TopicPartition(topic, partition), rows.slice(start, stop), shape)
+            for partition, start, stop in runs
+        ]
+        # In whatever order the turns come, so that nobody waits for one partition with another in hand.
+        for outcome in await asyncio.gather(*writes, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def _write_run(self, where: TopicPartition, rows: RecordRows, shape: TopicShape) -> None:
+        await self._take_turn(where)
+        await self._encode_run(where, rows, shape)
+        if self._settings.takes_turns:
+            await self._give_back(where)
+
+    async def _encode_run(self, where: TopicPartition, rows: RecordRows, shape: TopicShape) -> None:
         try:
             await self._partitions[where].write_columns(
                 rows.values, rows.keys, rows.timestamps, rows.headers, max_batch_bytes=shape.max_batch_bytes
@@ -317,6 +332,8 @@ class KafkaWriter(Writer):
     def _own_partition(self, topic: str, shape: TopicShape) -> int:
         """One of the partitions that are this task's own, another each time."""
         own = range(self._claimant.task % self._tasks, shape.partition_count, self._tasks)
+        if not own and self._settings.takes_turns:
+            return self._claimant.task % shape.partition_count
         if not own:
             raise WriteFailed(
                 f"task {self._claimant.task} of {self._tasks} has rows without a key, and topic {topic!r} "
@@ -344,20 +361,39 @@ class KafkaWriter(Writer):
         letters = DeadLetters(bad, rows, numbers, origin, shape.max_batch_bytes)
         values, keys = letters.columns()
         where = TopicPartition(dead_letter_topic, self._own_partition(dead_letter_topic, shape))
-        await self._claim([where])
-        await self._partitions[where].write_columns(
-            values, keys, None, letters.headers, max_batch_bytes=shape.max_batch_bytes
-        )
+        timestamps = np.full(len(values), now_ms(), np.int64)
+        await self._write_run(where, RecordRows(values, keys, timestamps, letters.headers), shape)
         self._dead_letters += len(bad)
 
-    async def _claim(self, partitions: list[TopicPartition]) -> None:
-        new = [where for where in partitions if where not in self._partitions]
-        if not new:
+    # Turns
+
+    def _remote_claims(self) -> RemoteClaims:
+        return RemoteClaims(require_shared(self.plan.service), self._settings.transaction_timeout_ms / 1000)
+
+    async def _take_turn(self, where: TopicPartition) -> None:
+        if where in self._held:
             return
-        await self._claims.claim(self._claimant, new)
         shared = await self._open()
-        for where in new:
-            self._partitions[where] = shared.partition(where.topic, where.partition)
+        keeps = not self._settings.takes_turns
+        sequence = await self._claims.take(self._claimant, where, keeps=keeps)
+        self._held.add(where)
+        writer = self._partitions[where] = shared.partition(where.topic, where.partition)
+        writer.begin_at(sequence)
+
+    async def _give_back(self, where: TopicPartition) -> None:
+        """What is for the partition is acknowledged first: whoever has it next goes on from there."""
+        writer = self._partitions[where]
+        await writer.flush()
+        await self._claims.give(self._claimant, where, writer.next_sequence)
+        self._held.discard(where)
+
+    @property
+    def _enough_rows(self) -> int:
+        """Enough for good batches: where rows are for all partitions, for each of them."""
+        if not self._settings.takes_turns:
+            return ENOUGH_ROWS
+        shape = self._settings.topics.get(self._settings.topic)
+        return max(ENOUGH_ROWS, ENOUGH_ROWS_A_PARTITION * (1 if shape is None else shape.partition_count))
 
     async def _open(self) -> SharedWriter:
         if self._shared is None:
