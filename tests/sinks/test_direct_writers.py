@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -14,13 +15,15 @@ import pytest
 from mariadb_server import MariaDBServer
 
 from semel.errors import ConfigError
+from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import CommitFailed, FencedOut, WriteFailed
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Attempt
 from semel.sinks.service import dial
 from semel.sinks.settings import SinkSettings
-from semel.sinks.sink import State
+from semel.sinks.sink import State, WriterPlan
+from semel.sinks.sql import intake
 from semel.sinks.sql.intake import FRAME
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.writers import FRAME_ROWS
@@ -41,13 +44,29 @@ class Table:
 
     @asynccontextmanager
     async def opened(self, *, is_shared: bool = True, **options: Any) -> AsyncIterator[SqlSink]:
-        async with self._sink(**options) as sink:
+        async with self.sink(**options) as sink:
             if is_shared:
                 sink.share()
             await sink.open("s")
             yield sink
 
-    def _sink(self, **options: Any) -> SqlSink:
+    def count_by_trigger(self) -> None:
+        """Another table counts the rows."""
+        self.server.query("CREATE TABLE counted (number int)")
+        self.server.query("INSERT INTO counted VALUES (0)")
+        update = "UPDATE counted SET number = number + 1;"
+        if isinstance(self.server, PostgresServer):
+            self.server.query(
+                f"CREATE FUNCTION count_row() RETURNS trigger LANGUAGE plpgsql AS "
+                f"$$ BEGIN {update} RETURN NEW; END $$"
+            )
+            self.server.query(
+                "CREATE TRIGGER counts AFTER INSERT ON kept FOR EACH ROW EXECUTE FUNCTION count_row()"
+            )
+        else:
+            self.server.query(f"CREATE TRIGGER counts AFTER INSERT ON kept FOR EACH ROW {update}")
+
+    def sink(self, **options: Any) -> SqlSink:
         if isinstance(self.server, PostgresServer):
             return PostgresSink(self.server.dsn, "kept", **options)
         return MySQLSink(self.server.url(), "kept", **options)
@@ -214,3 +233,100 @@ async def test_a_load_that_hangs_does_not_hold_up_the_abort(table: Table) -> Non
                 await writing
         await run_epoch(sink, 0, rows(8))
         assert table.ids() == [8]
+
+
+async def test_writers_that_compute_for_long_do_not_lose_the_transaction(table: Table) -> None:
+    """The server ends what is silent for a second; the owner says something meanwhile."""
+    async with table.opened(idle_timeout=1.0, settings=SinkSettings(max_buffered=1)) as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        writer = plan.writer(0)
+        await writer.write(rows(1))
+        await asyncio.sleep(3.0)  # what it is about
+        await writer.write(rows(2))
+        await sink.commit(0, [await writer.finish()])
+        await run_epoch(sink, 1, rows(3))
+        assert table.ids() == [1, 2, 3]
+
+
+async def test_writers_that_stall_within_a_frame_do_not_keep_others_out_for_ever(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "FRAME_TIMEOUT_S", 0.5)
+    async with table.opened() as sink:
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        stalled = []
+        for number in range(intake.MAX_FRAMES):
+            channel = await dial(plan._service, Attempt.new(plan.place, number, "stalled").fields())
+            await channel.send(FRAME.pack(1, 1000) + bytes(500))
+            stalled.append(channel)
+        await sink.abort(0)
+        plan = pickle.loads(pickle.dumps(await sink.begin(0)))
+        writer = plan.writer(0)
+        await writer.write(rows(1))
+        await sink.commit(0, [await writer.finish()])
+        for channel in stalled:
+            channel.close()
+        assert table.ids() == [1]
+
+
+async def test_an_owner_that_is_fenced_while_it_commits_says_so(table: Table) -> None:
+    """The first load of the epoch, a zombie's, finds out while the commit waits for it."""
+    async with table.opened() as old:
+        plan = await old.begin(0)
+        assert plan is not None
+        late = plan.writer(0)
+        await late.write(rows(1))
+        async with table.opened():
+            finishing = asyncio.ensure_future(late.finish())
+            await asyncio.sleep(0)
+            with pytest.raises(FencedOut):
+                await old.commit(0, [])
+            with pytest.raises(FencedOut):
+                await finishing
+        assert old.state is State.FAILED
+
+
+def test_a_sink_may_be_opened_again_in_another_loop(table: Table) -> None:
+    async def live(sink: SqlSink, first: int) -> None:
+        last = await sink.open("s")
+        plan = await sink.begin(0 if last is None else last + 1)
+        assert plan is not None
+        writers = [plan.writer(task, tasks=4) for task in range(4)]
+        for task, writer in enumerate(writers):
+            await writer.write(rows(first + task))
+        receipts = await asyncio.gather(*(writer.finish() for writer in writers))
+        await sink.commit(plan.place.epoch, receipts)
+        await sink.close()
+
+    sink = table.sink()
+    asyncio.run(live(sink, 0))
+    asyncio.run(live(sink, 10))
+    assert table.ids() == [0, 1, 2, 3, 10, 11, 12, 13]
+
+
+def write_in_fork(plan: WriterPlan, said: Any) -> None:
+    try:
+        with BlockingWriter(plan.writer(0)) as writer:
+            writer.write(rows(1))
+            writer.finish()
+    except Exception as error:
+        said.send(f"{type(error).__name__}: {error}")
+
+
+async def test_a_plan_that_a_fork_inherits_is_refused(table: Table) -> None:
+    async with table.opened() as sink:
+        plan = await sink.begin(0)
+        heard, said = multiprocessing.Pipe(duplex=False)
+        child = multiprocessing.get_context("fork").Process(target=write_in_fork, args=(plan, said))
+        child.start()
+        assert await asyncio.to_thread(heard.poll, 20), "it hangs"
+        assert "a plan that was pickled" in heard.recv()
+        child.join()
+
+
+async def test_rows_are_counted_though_triggers_change_others(table: Table) -> None:
+    table.count_by_trigger()
+    async with table.opened() as sink:
+        await run_epoch(sink, 0, rows(1, 2, 3))
+        assert table.ids() == [1, 2, 3]
+        assert table.server.query("SELECT number FROM counted") == [(3,)]

@@ -28,12 +28,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from semel.client.loop_thread import run_in
 from semel.client.metadata import TopicPartition
 from semel.errors import SemelError
 from semel.sinks.errors import CommitFailed, WriteFailed
 from semel.sinks.receipts import Attempt, Place, Receipt
-from semel.sinks.service import Channel, OwnerService, ServiceAddress, dial
+from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial
 from semel.wire.batch import MAX_SEQUENCE
 
 
@@ -205,10 +204,10 @@ class LocalClaims(Claims):
     def __init__(self, book: ClaimBook, join: Join) -> None:
         self._book = book
         self._join = join
-        self._loop = asyncio.get_running_loop()
+        self._home = HomeLoop()
 
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
-        return await run_in(self._loop, self.take_here(attempt, where, keeps=keeps))
+        return await self._home.run(self.take_here(attempt, where, keeps=keeps))
 
     async def take_here(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
         """In the owner's loop."""
@@ -221,14 +220,14 @@ class LocalClaims(Claims):
         return sequence
 
     async def give(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
-        await run_in(self._loop, self.give_here(attempt, where, next_sequence))
+        await self._home.run(self.give_here(attempt, where, next_sequence))
 
     async def give_here(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
         """In the owner's loop."""
         self._book.give(attempt, where, next_sequence)
 
     async def leave(self, attempt: Attempt) -> None:
-        await run_in(self._loop, self.leave_here(attempt))
+        await self._home.run(self.leave_here(attempt))
 
     async def leave_here(self, attempt: Attempt) -> None:
         """In the owner's loop."""

@@ -8,23 +8,36 @@ they are received where they are wanted, without a copy on the way.
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from struct import Struct
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
 
+from semel.client.loop_thread import run_in
 from semel.client.metadata import Address
 from semel.errors import ConfigError
+from semel.sinks.errors import WriteFailed
 
 TOKEN_BYTES: Final = 32
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 4_096
+# Of those that have not shown the secret yet.
+MAX_STRANGERS: Final = 128
 # A connection that says nothing is not a writer's.
 FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 10.0
 ACCEPT_BACKOFF_S: Final = 0.1
+KEEPALIVE: Final = (
+    ("TCP_KEEPIDLE", 10),
+    ("TCP_KEEPINTVL", 5),
+    ("TCP_KEEPCNT", 4),
+    ("TCP_USER_TIMEOUT", 30_000),
+)
 WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
+
+T = TypeVar("T")
 
 TOKEN: Final = "token"
 SIZE: Final = Struct(">I")
@@ -47,6 +60,11 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A machine that is gone is noticed, at either end, though it says nothing.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE:
+            if (option := getattr(socket, name, None)) is not None:  # not every system has them
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @classmethod
     async def open(cls, address: Address) -> Self:
@@ -97,6 +115,24 @@ class Channel:
         self._socket.close()
 
 
+class HomeLoop:
+    """The owner's loop, for writers in its process: in that loop, or in any other thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._process or self._loop.is_closed():
+            work.close()
+            raise WriteFailed(
+                "the owner of this epoch is not in this process, or is closed: give writers in other "
+                "processes a plan that was pickled, and not one that was inherited by a fork",
+                is_permanent=True,
+            )
+        return await run_in(self._loop, work)
+
+
 # Talks with a writer whose first message, without the secret, was this; hangs up by returning or by raising
 # OSError or ValueError.
 Serve: TypeAlias = Callable[[Mapping[str, Any], Channel], Awaitable[None]]
@@ -111,15 +147,21 @@ class OwnerService:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._talks: set[asyncio.Task[None]] = set()
+        self._strangers = 0
 
     async def start(self, host: str) -> ServiceAddress:
         """Listens on a free port of this host (its address as the writers see it)."""
         loop = asyncio.get_running_loop()
         family, kind, protocol, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
-        listener = self._listener = socket.socket(family, kind, protocol)
-        listener.setblocking(False)
-        listener.bind(address)
-        listener.listen()
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setblocking(False)
+            listener.bind(address)
+            listener.listen()
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
         return ServiceAddress(Address(host, listener.getsockname()[1]), self._token)
 
@@ -142,23 +184,31 @@ class OwnerService:
             except OSError:  # too many open files: those who wait are heard later
                 await asyncio.sleep(ACCEPT_BACKOFF_S)
                 continue
-            if len(self._talks) >= MAX_CONNECTIONS:
+            if len(self._talks) >= MAX_CONNECTIONS or self._strangers >= MAX_STRANGERS:
                 connection.close()
                 continue
-            talk = asyncio.create_task(self._talk(Channel(connection)))
+            talk = asyncio.create_task(self._talk(connection))
             self._talks.add(talk)
             talk.add_done_callback(self._talks.discard)
 
-    async def _talk(self, channel: Channel) -> None:
+    async def _talk(self, connection: socket.socket) -> None:
         try:
-            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-                fields = await channel.hear()
+            channel = Channel(connection)
+            fields = await self._meet(channel)
             if self._knows(fields.pop(TOKEN, None)):
                 await self._serve(fields, channel)
         except (OSError, ValueError, TimeoutError):
             return  # gone, talking nonsense, or silent
         finally:
-            channel.close()
+            connection.close()
+
+    async def _meet(self, channel: Channel) -> dict[str, Any]:
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                return await channel.hear()
+        finally:
+            self._strangers -= 1
 
     def _knows(self, token: object) -> bool:
         return isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())

@@ -115,11 +115,13 @@ class MortalKafkaSink(KafkaSink):
 class MortalIntake(Intake):
     """Passes by while tasks write: one of them has brought rows into the transaction."""
 
-    fate: Fate
+    def __init__(self, sink: "MortalSqlSink") -> None:
+        super().__init__(sink._begun)
+        self._sink = sink
 
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
         loaded = await super().load(attempt, parts)
-        self.fate.at("amid_tasks")
+        self._sink._fate.at("amid_tasks")
         return loaded
 
 
@@ -128,10 +130,8 @@ class MortalSqlSink(SqlSink):
 
     _fate: Fate
 
-    def _meet(self, fate: Fate) -> None:
-        self._fate = fate
-        self._intake = MortalIntake(self._begun)
-        self._intake.fate = fate
+    def _new_intake(self) -> Intake:
+        return MortalIntake(self)
 
     async def _take(self, session: SqlSession, before: SinkRow) -> SinkRow:
         taken = await super()._take(session, before)
@@ -162,13 +162,13 @@ class MortalSqlSink(SqlSink):
 class MortalPostgresSink(MortalSqlSink, PostgresSink):
     def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
         super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy)
-        self._meet(fate)
+        self._fate = fate
 
 
 class MortalMySQLSink(MortalSqlSink, MySQLSink):
     def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
         super().__init__(os.environ["TEST_MYSQL"], table, strategy=strategy)
-        self._meet(fate)
+        self._fate = fate
 
 
 def read(spark: SparkSession, bootstrap: str, topic: str, per_batch: int = BATCH_RECORDS) -> DataFrame:

@@ -159,11 +159,15 @@ class PostgresSession(SqlSession):
             raise _failure(error) from error
         except asyncio.CancelledError:
             self._is_cut = True
-            hang_up(self._connection.fileno())
+            self._hang_up()
             await asyncio.wait({task}, timeout=HANG_UP_TIMEOUT_S)
             if task.done() and not task.cancelled():
                 task.exception()  # it is expected, and seen
             raise
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(psycopg.Error):  # it is closed
+            hang_up(self._connection.fileno())
 
 
 def hang_up(fileno: int) -> None:

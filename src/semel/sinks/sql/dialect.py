@@ -106,6 +106,9 @@ class Dialect(ABC):
     text_type: str
     """The name of a type for text of any length."""
 
+    idle_timeout_s: float
+    """After how much silence the server ends a session that has a transaction open."""
+
     @abstractmethod
     async def connect(self, label: str) -> SqlSession:
         """A new connection, with keepalives and time limits set, that shows `label` where the server can."""

@@ -14,15 +14,15 @@ socket (`IntakeService`, `RemoteIntake`): a header, then encoded rows, and an an
 """
 
 import asyncio
+import contextlib
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from semel.client.loop_thread import run_in
 from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
 from semel.sinks.receipts import Attempt, Place, Receipt
-from semel.sinks.service import Channel, OwnerService, ServiceAddress, dial
+from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
 
@@ -31,10 +31,10 @@ FRAME: Final = struct.Struct(">IQ")
 MAX_FRAME_BYTES: Final = 1 << 31
 # How many frames wait in the owner's memory for their turn; writers beyond that wait with their own.
 MAX_FRAMES: Final = 8
+# A frame that has begun is there by then, or its writer is not.
+FRAME_TIMEOUT_S: Final = 60.0
 # How many frames a writer sends ahead of the answers.
 MAX_UNANSWERED: Final = 2
-
-CUT_SHORT: Final = WriteFailed("a load was cut short: the epoch is to be aborted")
 
 # Begins the epoch's transaction, if it is not begun, and gives the session that has it.
 Begin: TypeAlias = Callable[[], Awaitable[SqlSession]]
@@ -80,12 +80,12 @@ class Intake:
         try:
             await asyncio.wait({loading})
         except asyncio.CancelledError:
-            self.failure = CUT_SHORT
+            self.failure = _cut_short()
             loading.cancel()
             await asyncio.wait({loading})
             raise
         if loading.cancelled():
-            raise CUT_SHORT
+            raise _cut_short()
         return loading.result()
 
     async def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
@@ -107,6 +107,14 @@ class Intake:
                 "the first has written already. Abort the epoch and run it again"
             )
 
+    async def nudge(self, session: SqlSession) -> None:
+        """Says something to the server, between loads: it ends transactions that are silent for too long."""
+        async with self._turn:
+            if self._place is not None and self.failure is None:
+                # Whether it is lost is for the next load, or the commit, to find out.
+                with contextlib.suppress(SqlFailure):
+                    await session.fetch("SELECT 1")
+
     async def close(self) -> None:
         """No more is taken. A load that is under way is waited for."""
         self._place = None
@@ -123,6 +131,8 @@ class Intake:
 
     def check_covered(self, receipts: Sequence[Receipt]) -> None:
         """Raises unless the receipts account for exactly what was loaded."""
+        if isinstance(self.failure, FencedOut):
+            raise self.failure
         if self.failure is not None:
             raise CommitFailed(
                 f"{self.failure}. Nothing was committed; abort the epoch and run it again",
@@ -155,10 +165,10 @@ class LocalIntake(IntakeWay):
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._loop = asyncio.get_running_loop()
+        self._home = HomeLoop()
 
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
-        return await run_in(self._loop, self._intake.load(attempt, parts))
+        return await self._home.run(self._intake.load(attempt, parts))
 
     def close(self) -> None:
         pass
@@ -185,7 +195,9 @@ class IntakeService:
             if size_bytes > MAX_FRAME_BYTES:
                 raise ValueError("a frame is larger than any row can be")
             async with self._room:
-                answer = await self._answer(attempt, Part(rows, await channel.receive(size_bytes)))
+                async with asyncio.timeout(FRAME_TIMEOUT_S):
+                    content = await channel.receive(size_bytes)
+                answer = await self._answer(attempt, Part(rows, content))
             await channel.say(answer)
 
     async def _answer(self, attempt: Attempt, part: Part) -> dict[str, object]:
@@ -243,10 +255,17 @@ class RemoteIntake(IntakeWay):
             self._channel = None
 
 
+def _cut_short() -> WriteFailed:
+    return WriteFailed("a load was cut short: the epoch is to be aborted")
+
+
 async def load_all(session: SqlSession, form: Form, parts: Iterable[Part]) -> Loaded:
-    """Loads them, and checks that the server took as many as were sent."""
+    """Loads them, and checks that the server took all that were sent.
+
+    It may count more: MariaDB adds what triggers have changed to the rows of a bulk execution.
+    """
     loaded = await session.load(form, parts)
-    if loaded.rows != loaded.taken:
+    if loaded.taken < loaded.rows:
         raise SqlFailure(
             f"{loaded.rows} rows were sent and {loaded.taken} were taken; a trigger may drop some",
             Cause.OTHER,

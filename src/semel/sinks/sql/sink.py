@@ -63,6 +63,8 @@ MAX_TAKE_ATTEMPTS: Final = 4
 # A staged commit that lost a deadlock is tried again, so many times.
 MAX_CONFLICTS: Final = 5
 RECONNECT_BACKOFF_S: Final = 0.1
+# How often an epoch whose writers are elsewhere says something to the server.
+NUDGES_A_TIMEOUT: Final = 3
 MAX_RECEIPTS: Final = 10_000
 
 
@@ -95,12 +97,16 @@ class SqlSink(TransactionalSink):
         self._merge: Merge | None = None
         self._stage = TableName(None, "")
         self._dead_stage = TableName(None, "")
-        self._intake = Intake(self._begun)
+        self._intake = self._new_intake()
         self._service: IntakeService | None = None
         self._service_address: ServiceAddress | None = None
         self._has_begun = False
+        self._waking: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._is_spoiled = False
+
+    def _new_intake(self) -> Intake:
+        return Intake(self._begun)
 
     def expect(self, schema: "pa.Schema") -> None:
         """Says before `open` what the rows will look like, so that `open` can check it."""
@@ -124,6 +130,7 @@ class SqlSink(TransactionalSink):
 
     async def _open(self, owner: Owner) -> Marker:
         await self._close()
+        self._intake = self._new_intake()  # it belongs to the loop that opens the sink
         self._owner, self._is_spoiled = owner, False
         try:
             session = self._session = await self._dialect.connect(self._label)
@@ -266,7 +273,8 @@ class SqlSink(TransactionalSink):
                 self._service_address = await self._service.start(self._shared_host)
             except OSError as error:
                 raise InitFailed(
-                    f"sink {self.sink_id!r} cannot listen at {self._shared_host!r} for its writers: {error}"
+                    f"sink {self.sink_id!r} cannot listen at {self._shared_host!r} for its writers: {error}. "
+                    f"Share it at an address of this machine, or let writers stage: strategy='staged'"
                 ) from error
 
     # Begin
@@ -314,20 +322,34 @@ class SqlSink(TransactionalSink):
         except FencedOut as error:
             raise self._fail(error) from error
         self._has_begun = True
+        if self._service is not None:
+            self._waking = asyncio.create_task(self._stay_awake(session))
         return session
+
+    async def _stay_awake(self, session: SqlSession) -> None:
+        """Writers elsewhere may compute for long between two loads, and the last of them alone."""
+        while True:
+            await asyncio.sleep(self._dialect.idle_timeout_s / NUDGES_A_TIMEOUT)
+            # Not to be cancelled in the midst of it: that would cut the connection.
+            await asyncio.shield(asyncio.ensure_future(self._intake.nudge(session)))
+
+    def _let_sleep(self) -> None:
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
 
     async def _begin_transaction(self) -> SqlSession:
         """A connection that was lost since the last epoch is made again: nothing was on it."""
-        try:
-            session = await self._connected()
-            await self._lock_own_row(session)
-        except SqlFailure as failure:
-            await self._drop_session()
-            if failure.cause is not Cause.LOST:
-                raise
-            session = await self._connected()
-            await self._lock_own_row(session)
-        return session
+        for is_last in (False, True):
+            try:
+                session = await self._connected()
+                await self._lock_own_row(session)
+                return session
+            except SqlFailure as failure:
+                await self._drop_session()
+                if is_last or failure.cause is not Cause.LOST:
+                    raise
+        raise AssertionError("the last try raises")
 
     async def _lock_own_row(self, session: SqlSession) -> SinkRow:
         """Begins a transaction that has the sink's row, if it is still ours."""
@@ -348,6 +370,7 @@ class SqlSink(TransactionalSink):
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self.settings.commit_timeout):
                 session = await self._prepared(marker, receipts)
         except TimeoutError as error:
+            await self._intake.cut()
             await self._spoil()
             raise CommitFailed(
                 f"epoch {marker.epoch} was not ready to commit within {self.settings.commit_timeout:g} s"
@@ -382,6 +405,7 @@ class SqlSink(TransactionalSink):
 
     async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None and self._layout is not None
+        self._let_sleep()
         await self._intake.close()
         self._intake.check_covered(receipts)
         if self._is_spoiled or (self._has_begun and self._session is None):
@@ -486,6 +510,7 @@ class SqlSink(TransactionalSink):
             if self.strategy is Strategy.STAGED:
                 self._start_sweep()
                 return
+            self._let_sleep()
             await self._intake.cut()
             if self._session is not None and not self._is_spoiled:
                 if self._has_begun:
@@ -510,6 +535,7 @@ class SqlSink(TransactionalSink):
         if self._service is not None:
             await self._service.stop()
             self._service = self._service_address = None
+        self._let_sleep()
         await self._intake.cut()
         if self._sweeping is not None:
             self._sweeping.cancel()
