@@ -13,7 +13,7 @@ from semel.sinks.sql.dialect import Loaded, Part
 from semel.sinks.sql.intake import Intake
 
 ROW = Part(1, memoryview(b"row"))
-FORM: Any = None
+FORM: Any = object()
 
 
 class Session:
