@@ -174,15 +174,15 @@ class PendingRun(PendingRecord):
 
     __slots__ = ("count",)
 
-    def __init__(self, batch: PendingBatch, index: int) -> None:
+    def __init__(self, batch: PendingBatch, index: int, count: int) -> None:
         super().__init__(batch, index)
-        self.count = 1
+        self.count = count
 
-    def goes_on(self, batch: PendingBatch) -> bool:
-        """Whether the last record of a batch follows this run; then it is a part of it."""
-        if batch is not self._batch or len(batch.records) != self._index + self.count + 1:
+    def goes_on(self, batch: PendingBatch, count: int) -> bool:
+        """Whether the last records of a batch follow this run; then they are a part of it."""
+        if batch is not self._batch or len(batch.records) != self._index + self.count + count:
             return False
-        self.count += 1
+        self.count += count
         return True
 
     def offsets(self, first: int) -> Sequence[int]:
@@ -291,18 +291,19 @@ class Producer:
         now_ms = int(time.time() * 1000)
         if not records:
             return []
-        fixed = None if partition is None else self._queue(TopicPartition(topic, partition))
+        only = 0 if count == 1 else partition
+        fixed = None if only is None else self._queue(TopicPartition(topic, only))
         runs: list[PendingRun] = []
-        for record in records:
+        start = 0
+        while start < len(records):
             if not self._has_room.is_set():
                 await self.wait_for_room()
-            if record.timestamp == NO_TIMESTAMP:
-                record = Record(record.key, record.value, now_ms, record.headers)  # noqa: PLW2901
-            size_bytes = _record_bytes(record)
-            queue = fixed or self._choose_queue(topic, count, record.key, size_bytes)
-            batch = self._add(queue, record, size_bytes)
-            if not (runs and runs[-1].goes_on(batch)):
-                runs.append(PendingRun(batch, len(batch.records) - 1))
+            record = records[start]
+            queue = fixed or self._choose_queue(topic, count, record.key, _record_bytes(record))
+            batch, taken = self._fill(queue, records, start, now_ms, takes_keys=fixed is not None)
+            if not (runs and runs[-1].goes_on(batch, taken)):
+                runs.append(PendingRun(batch, len(batch.records) - taken, taken))
+            start += taken
         return runs
 
     async def wait_for_room(self) -> None:
@@ -423,8 +424,11 @@ class Producer:
             sender.add_done_callback(self._senders.discard)
         return queue
 
-    def _add(self, queue: PartitionQueue, record: Record, size_bytes: int) -> PendingBatch:
-        """The batch whose last record it is now."""
+    def _fill(
+        self, queue: PartitionQueue, records: Sequence[Record], start: int, now_ms: int, *, takes_keys: bool
+    ) -> tuple[PendingBatch, int]:
+        """Puts as many records into the queue's batch as fit, one at least, none that belongs elsewhere."""
+        size_bytes = _record_bytes(records[start])
         if not self._fits(queue, size_bytes):
             queue.seal()
         batch = queue.open
@@ -432,11 +436,23 @@ class Producer:
             loop = asyncio.get_running_loop()
             batch = queue.open = PendingBatch(queue.where, loop.time(), loop.create_future())
             queue.linger = loop.call_later(self.options.linger_ms / 1000, queue.seal)
-        batch.records.append(record)
+        room = self.options.batch_bytes - batch.size_bytes
+        stop = start + 1
+        if takes_keys or records[start].key is None:
+            while stop < len(records) and (takes_keys or records[stop].key is None):
+                following = size_bytes + _record_bytes(records[stop])
+                if following > room:
+                    break
+                size_bytes = following
+                stop += 1
+        batch.records += [
+            Record(each.key, each.value, now_ms, each.headers) if each.timestamp == NO_TIMESTAMP else each
+            for each in records[start:stop]
+        ]
         self._hold(batch, size_bytes)
         if batch.size_bytes >= self.options.batch_bytes:
             queue.seal()
-        return batch
+        return batch, stop - start
 
     def _hold(self, batch: PendingBatch, size_bytes: int) -> None:
         """Counts bytes against the buffer until their batch is acknowledged."""

@@ -124,13 +124,29 @@ async def test_what_another_sent_in_between_ends_a_run() -> None:
     """Whoever waits for room may find others' records behind its own."""
     batch = PendingBatch(TopicPartition("t", 0), 0.0, asyncio.get_running_loop().create_future())
     batch.records.append(Record(None, b"mine"))
-    run = PendingRun(batch, 0)
-    batch.records.append(Record(None, b"mine"))
-    assert run.goes_on(batch)
+    run = PendingRun(batch, 0, 1)
+    batch.records += [Record(None, b"mine"), Record(None, b"mine")]
+    assert run.goes_on(batch, 2)
     batch.records += [Record(None, b"another's"), Record(None, b"mine")]
-    assert not run.goes_on(batch)
+    assert not run.goes_on(batch, 1)
     batch.succeed(7)
-    assert list(run.offsets(await run)) == [7, 8]
+    assert list(run.offsets(await run)) == [7, 8, 9]
+
+
+async def test_many_records_fill_batches_to_the_limit_and_lie_in_order() -> None:
+    """Some without a key, some with; the largest fits in no batch with others."""
+    options = ProducerOptions(batch_bytes=600, linger_ms=0)
+    sizes = [10, 150, 90, 200, 1_000, 30, 30, 400, 5, 5, 5, 300, 300, 10]
+    given = [Record(b"k" if n % 5 == 4 else None, b"%d:" % n + b"v" * size) for n, size in enumerate(sizes)]
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        async with Producer(cluster, options) as producer:
+            runs = await producer.send_many("t", given)
+            found = [offset for run in runs for offset in run.offsets(await run)]
+        assert found == list(range(len(given)))
+        assert broker.topics["t"][0].values() == [record.value for record in given]
+        batches = [read_header(batch) for batch in broker.topics["t"][0].batches]
+        assert 1 in [header.record_count for header in batches]
+        assert all(header.size <= 600 or header.record_count == 1 for header in batches)
 
 
 async def test_a_partition_that_does_not_exist_is_refused() -> None:
