@@ -29,6 +29,7 @@ MODULES: Final = (
     "wire.primitives",
     "wire.frames",
     "wire.batch",
+    "wire.records",
     "wire.messages.produce",
     "wire.messages.add_partitions_to_txn",
     "wire.messages.end_txn",
@@ -65,9 +66,11 @@ MODULES: Final = (
     "server.node",
     "server.planted",
     "server.space",
+    "subscriptions.window",
 )
-"""The way of a transaction, from the socket to the journal and back. What inherits from a compiled class must
-be compiled, too; `MessageStruct` alone may be inherited from by others."""
+"""The way of a transaction, from the socket to the journal and back; and of clients' records, in and out of
+batches and through a subscription's window. What inherits from a compiled class must be compiled, too;
+`MessageStruct` alone may be inherited from by others."""
 
 # The rest of the package is checked elsewhere. What mypy takes for unreachable would silently be left out.
 MYPY_OPTIONS: Final = (
