@@ -106,7 +106,7 @@ class Bench:
 
 
 def batch_times_ms(query: PipelineQuery | StreamingQuery) -> list[float]:
-    """How long each of the last batches took: Spark keeps a hundred."""
+    """How long each of the batches took."""
     spark_query = getattr(query, "query", query)
     return [
         float(each["durationMs"]["triggerExecution"])
@@ -192,7 +192,11 @@ def main() -> None:
         sys.exit(f"there is nothing to compare with: {missing}")
     ways = [way for way in WAYS if re.search(given.only, way.name)]
     assert PARTITIONS <= OUT_PARTITIONS
-    spark = local_session("bench", driver_memory="2g", jars=connector_jars(), log_level="ERROR")
+    # Spark tells how long its last batches took, a hundred of them unless it is told to keep more.
+    kept = {"spark.sql.streaming.numRecentProgressUpdates": str(max(given.small_batches, 100))}
+    spark = local_session(
+        "bench", driver_memory="2g", jars=connector_jars(), settings=kept, log_level="ERROR"
+    )
     figures = {name: on_broker(name, given, spark, ways) for name in given.brokers}
     if given.json is not None:
         small = given.small_batches * given.small_records

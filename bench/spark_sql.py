@@ -1,6 +1,6 @@
 """Exactly-once into a database beside Spark's own JDBC writer, which knows no streams and is at-least-once.
 
-    .venv/bin/python bench/spark_sql.py                        PostgreSQL, 1 million rows of 5 columns
+    .venv/bin/python bench/spark_sql.py                        PostgreSQL, 2 million rows of 5 columns
     .venv/bin/python bench/spark_sql.py --database mariadb
     .venv/bin/python bench/spark_sql.py --rows 200000 --rounds 2
 
@@ -160,7 +160,7 @@ def jdbc_writer(options: dict[str, str], table: str) -> Callable[[DataFrame, int
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--database", choices=tuple(DATABASES), default="postgres")
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write all figures there")
     given = parser.parse_args()
@@ -188,9 +188,8 @@ def main() -> None:
         shown = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f})"
         print(f"{way:<32}{shown:>26}{per_cpu:>18,.0f}")
     if given.json is not None:
-        given.json.write_text(
-            json.dumps({way: [each._asdict() for each in of] for way, of in results.items()})
-        )
+        rounds = {way: [each._asdict() for each in of] for way, of in results.items()}
+        given.json.write_text(json.dumps({"rows": given.rows, "ways": rounds}))
 
 
 if __name__ == "__main__":
