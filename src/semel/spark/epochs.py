@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import SemelError
 from semel.sinks.blocking import BlockingSink
-from semel.sinks.errors import CommitFailed, ConnectionLost, SinkError, WriteFailed
+from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.sink import SourceOffsets, WriterPlan
 from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
@@ -178,7 +178,8 @@ def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receip
     outcomes = _run_tasks(layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
     if errors:
-        raise next((each for each in errors if _is_permanent(each)), errors[0])
+        # What one task has met, others only hear of: that the epoch is spoiled.
+        raise next((each for each in errors if _is_final(each)), errors[0])
     return [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
 
 
@@ -193,8 +194,8 @@ def _run_tasks(tasks: "DataFrame") -> list[Receipt | SinkError]:
     return [pickle.loads(row[0]) for row in rows]
 
 
-def _is_permanent(error: SinkError) -> bool:
-    return isinstance(error, WriteFailed) and error.is_permanent
+def _is_final(error: SinkError) -> bool:
+    return isinstance(error, FencedOut) or (isinstance(error, WriteFailed) and error.is_permanent)
 
 
 def _grace_s(batch: "DataFrame", attempt: int) -> float:
