@@ -330,3 +330,13 @@ async def test_rows_are_counted_though_triggers_change_others(table: Table) -> N
         await run_epoch(sink, 0, rows(1, 2, 3))
         assert table.ids() == [1, 2, 3]
         assert table.server.query("SELECT number FROM counted") == [(3,)]
+
+
+async def test_a_sink_that_stages_no_more_leaves_no_stage(table: Table) -> None:
+    async with table.opened(strategy="staged") as sink:
+        await run_epoch(sink, 0, rows(1))
+        assert await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
+    async with table.opened(strategy="direct") as sink:
+        await run_epoch(sink, 1, rows(2))
+        assert not await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
+    assert table.ids() == [1, 2]

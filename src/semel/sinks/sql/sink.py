@@ -246,25 +246,30 @@ class SqlSink(TransactionalSink):
 
     async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
         """Tables of our own, made once: named for the sink and the columns, so that they never change."""
-        prefix = stage_prefix(self.sink_id)
         if self.strategy is Strategy.DIRECT:
             source = TableName(None, MERGE_TABLE)
+            await self._drop_stages(session, kept=())
             if layout.merges:
                 await session.execute(self._dialect.create_merge_table(layout))
         else:
             # Where bad rows are kept aside, the stage is to find them; else the table's triggers come first.
             refuses_nulls = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
+            prefix = stage_prefix(self.sink_id)
             source = self._stage = TableName(None, f"{prefix}{_digest(layout, refuses_nulls)}")
             self._dead_stage = TableName(None, f"{prefix}dead")
-            for old in await self._dialect.stages(session, prefix):
-                if old.name not in (self._stage.name, self._dead_stage.name):
-                    await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
+            await self._drop_stages(session, kept=(self._stage.name, self._dead_stage.name))
             letters = dead_letter_columns(self._dialect)
             for stage, columns in ((self._stage, layout.staged), (self._dead_stage, letters)):
                 statement = self._dialect.create_stage(stage, columns, refuses_nulls=refuses_nulls)
                 await make_table(self._dialect, session, stage, statement)
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
+
+    async def _drop_stages(self, session: SqlSession, kept: tuple[str, ...]) -> None:
+        """Those of other columns, or of another strategy, that this sink had before."""
+        for old in await self._dialect.stages(session, stage_prefix(self.sink_id)):
+            if old.name not in kept:
+                await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
 
     async def _start_service(self) -> None:
         if self.strategy is Strategy.DIRECT and self._shared_host is not None:
