@@ -282,6 +282,7 @@ def main(bootstrap: str, directory: str) -> None:
         "spark.shuffle.io.maxRetries": "0",
         # More writers than cores: some begin when others have ended.
         "spark.default.parallelism": "4",
+        "spark.sql.shuffle.partitions": "4",
     }
     spark = driver_session(settings=settings)
     misfortunes = Misfortunes(spark, bootstrap, Path(directory))
