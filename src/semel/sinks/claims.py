@@ -243,18 +243,12 @@ _SEQUENCE: Final = "sequence"
 _REFUSED: Final = "refused"
 
 
-class ClaimService:
+class ClaimService(OwnerService):
     """Claims over TCP, for writers in other processes; it lives in the owner's loop."""
 
     def __init__(self, claims: LocalClaims) -> None:
+        super().__init__()
         self._claims = claims
-        self._service = OwnerService(self._serve)
-
-    async def start(self, host: str) -> ServiceAddress:
-        return await self._service.start(host)
-
-    async def stop(self) -> None:
-        await self._service.stop()
 
     async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
         """The first message says who it is; each that follows asks for something."""

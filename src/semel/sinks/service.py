@@ -11,9 +11,10 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping
 from struct import Struct
-from typing import Any, Final, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from semel.client.loop_thread import run_in
 from semel.client.metadata import Address
@@ -133,21 +134,22 @@ class HomeLoop:
         return await run_in(self._loop, work)
 
 
-# Talks with a writer whose first message, without the secret, was this; hangs up by returning or by raising
-# OSError or ValueError.
-Serve: TypeAlias = Callable[[Mapping[str, Any], Channel], Awaitable[None]]
-
-
-class OwnerService:
+class OwnerService(ABC):
     """Lives in the owner's loop from `start` to `stop`."""
 
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
+    def __init__(self) -> None:
         self._token = secrets.token_hex(TOKEN_BYTES)
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._talks: set[asyncio.Task[None]] = set()
         self._strangers = 0
+
+    @abstractmethod
+    async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
+        """Talks with a writer whose first message, without the secret, was this.
+
+        Hangs up by returning, or by raising OSError, ValueError or TimeoutError.
+        """
 
     async def start(self, host: str) -> ServiceAddress:
         """Listens on a free port of this host (its address as the writers see it)."""

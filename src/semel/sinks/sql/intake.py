@@ -174,19 +174,13 @@ class LocalIntake(IntakeWay):
         pass
 
 
-class IntakeService:
+class IntakeService(OwnerService):
     """The intake over TCP, for writers in other processes; it lives in the owner's loop."""
 
     def __init__(self, intake: Intake) -> None:
+        super().__init__()
         self._intake = intake
-        self._service = OwnerService(self._serve)
         self._room = asyncio.Semaphore(MAX_FRAMES)
-
-    async def start(self, host: str) -> ServiceAddress:
-        return await self._service.start(host)
-
-    async def stop(self) -> None:
-        await self._service.stop()
 
     async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
         attempt = Attempt.parse(fields)
