@@ -340,3 +340,16 @@ async def test_a_sink_that_stages_no_more_leaves_no_stage(table: Table) -> None:
         await run_epoch(sink, 1, rows(2))
         assert not await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
     assert table.ids() == [1, 2]
+
+
+async def test_nobody_keeps_an_epoch_awake_that_is_over(table: Table) -> None:
+    async with table.opened() as sink:
+        for epoch, ids in enumerate([(), (1,), ()]):
+            plan = pickle.loads(pickle.dumps(await sink.begin(epoch)))
+            writer = plan.writer(0)
+            await writer.write(rows(*ids))
+            await sink.commit(epoch, [await writer.finish()])
+            assert sink._waking is None
+        await sink.begin(3)
+        await sink.abort(3)
+        assert sink._waking is None

@@ -57,7 +57,6 @@ CRC: Final = Struct(">I")
 ATTRIBUTES: Final = Struct(">h")
 TIMESTAMP: Final = Struct(">q")
 
-SEQUENCE: Final = Struct(">i")
 LENGTH_AT: Final = 8
 EPOCH_AT: Final = 12
 MAGIC_AT: Final = 16

@@ -410,12 +410,12 @@ class SqlSink(TransactionalSink):
 
     async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None and self._layout is not None
-        self._let_sleep()
         await self._intake.close()
         self._intake.check_covered(receipts)
         if self._is_spoiled or (self._has_begun and self._session is None):
             raise CommitFailed(f"epoch {marker.epoch} has lost its transaction: abort it and run it again")
         session = await self._begun()
+        self._let_sleep()
         if self._layout.merges:
             promised = sum(receipt.rows for receipt in receipts)
             _check_count(await self._merge.move(session, None), promised, self._layout.table)
