@@ -71,9 +71,5 @@ class EpochTracker:
         return [tracked for tracked in self._epochs if tracked.fate is Fate.IN_FLIGHT]
 
     @property
-    def committed_epochs(self) -> list[TrackedEpoch]:
-        return [tracked for tracked in self._epochs if tracked.fate in (Fate.COMMITTED, Fate.SKIPPED)]
-
-    @property
     def failed_epochs(self) -> list[TrackedEpoch]:
         return [tracked for tracked in self._epochs if tracked.fate in (Fate.ABORTED, Fate.FAILED)]

@@ -1,8 +1,13 @@
 """What the driver and the tasks of `exactly_once` decide, without a Spark."""
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
@@ -14,8 +19,18 @@ from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka import KafkaPlan
 from semel.sinks.kafka.sink import KafkaSink
 from semel.sinks.kafka.topics import TopicShape
+from semel.sinks.mysql import MySQLSink
+from semel.sinks.mysql.bulk_rows import BulkForm
+from semel.sinks.postgres import PostgresSink
+from semel.sinks.postgres.binary_copy import CopyForm
 from semel.sinks.receipts import Place
 from semel.sinks.service import ServiceAddress
+from semel.sinks.sink import WriterPlan
+from semel.sinks.sql.columns import TableColumn
+from semel.sinks.sql.columns import lay_out as lay_out_columns
+from semel.sinks.sql.dialect import Form
+from semel.sinks.sql.sink import SqlSink
+from semel.sinks.sql.target import Strategy
 from semel.sinks.tasks import WriteTask
 from semel.spark.checkpoint import parse_offsets, source_bootstrap
 from semel.spark.epochs import LOST_WORK, _run_tasks
@@ -80,10 +95,39 @@ def kafka_plan() -> KafkaPlan:
     return KafkaPlan(Place("run", 0, 0), handle, sink._writer_settings, ServiceAddress(Address("h", 1), "t"))
 
 
-def test_executors_import_sinks_client_and_wire_alone() -> None:
-    task = WriteTask(kafka_plan(), 2, is_once=True, grace_s=0.0).run
+async def table_plan(sink: SqlSink, form: type[Form], *limits: int) -> WriterPlan:
+    """What `begin` would hand out, had the sink been opened on a table with a column `v`."""
+    sink._layout = lay_out_columns(sink.target, [TableColumn("v", "text")], sink._dialect)
+    sink._service_address = ServiceAddress(Address("h", 1), "t")
+    if sink.strategy is Strategy.STAGED:
+        return sink._staged_plan(Place("run", 0, 0))
+    session: Any = SimpleNamespace(form=lambda table, columns, stamp: form(table, columns, stamp, *limits))  # type: ignore[call-arg]
+    return sink._direct_plan(Place("run", 0, 0), session)
+
+
+def postgres_plan(strategy: str) -> WriterPlan:
+    return asyncio.run(table_plan(PostgresSink("host=h", "t", strategy=strategy), CopyForm))
+
+
+def mysql_plan(strategy: str) -> WriterPlan:
+    return asyncio.run(table_plan(MySQLSink("mysql://u@h/d", "t", strategy=strategy), BulkForm, 1_000))
+
+
+@pytest.mark.parametrize(
+    "make_plan",
+    [
+        kafka_plan,
+        partial(postgres_plan, "direct"),
+        partial(postgres_plan, "staged"),
+        partial(mysql_plan, "direct"),
+        partial(mysql_plan, "staged"),
+    ],
+    ids=["kafka", "postgres-direct", "postgres-staged", "mysql-direct", "mysql-staged"],
+)
+def test_executors_import_sinks_client_and_wire_alone(make_plan: Callable[[], WriterPlan]) -> None:
+    task = WriteTask(make_plan(), 2, is_once=True, grace_s=0.0).run
     program = (
-        "import pickle, sys; pickle.load(sys.stdin.buffer); "
+        "import pickle, sys; pickle.load(sys.stdin.buffer).__self__._plan.writer(0, tasks=2); "
         "print(*sorted(name for name in sys.modules if name.startswith('semel')))"
     )
     loaded = subprocess.run(

@@ -39,7 +39,6 @@ INTEGERS: Final = ("smallint", "integer", "bigint")
 FLOATS: Final = ("real", "double precision")
 TEXTS: Final = ("text", "character varying", "character", "citext", "name", "xml")
 JSONS: Final = ("json", "jsonb")
-MAX_NUMERIC_DIGITS: Final = 38
 
 _MODIFIED = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
 
