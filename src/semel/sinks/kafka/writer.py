@@ -280,9 +280,7 @@ class KafkaWriter(Writer):
             for partition, start, stop in runs
         ]
         # In whatever order the turns come, so that nobody waits for one partition with another in hand.
-        for outcome in await asyncio.gather(*writes, return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await _all_or_none([asyncio.create_task(write) for write in writes])
 
     async def _write_run(self, where: TopicPartition, rows: RecordRows, shape: TopicShape) -> None:
         await self._take_turn(where)
@@ -405,6 +403,19 @@ class KafkaWriter(Writer):
         return ProducerOptions(
             codec=self._settings.codec, delivery_timeout_ms=self._settings.transaction_timeout_ms
         )
+
+
+async def _all_or_none(writes: "list[asyncio.Task[None]]") -> None:
+    """Gives up with the first that fails: another may wait for a writer that has failed, too, and that waits
+    for the partition that failed here. Only a writer that leaves tells the others.
+    """
+    try:
+        await asyncio.gather(*writes)
+    except BaseException:
+        for write in writes:
+            write.cancel()
+        await asyncio.gather(*writes, return_exceptions=True)
+        raise
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
