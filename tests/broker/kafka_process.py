@@ -121,7 +121,9 @@ class KafkaProcess:
     def _format(self) -> None:
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         done = subprocess.run(
-            _java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties)),
+            _java(
+                "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(self._properties)
+            ),
             capture_output=True,
             text=True,
             timeout=FORMAT_TIMEOUT_S,
