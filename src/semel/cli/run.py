@@ -1,20 +1,26 @@
 """`semel run`: keep a pipeline on Spark alive, and show how far it is."""
 
 import asyncio
+import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
 import click
 
+from semel.cli.root import FAILED
 from semel.errors import ConfigError
 from semel.server.metrics_endpoint import MetricsEndpoint
 from semel.spark.progress import Progress, render_metrics
 from semel.spark.supervisor import DEFAULT_MAX_CRASHES, Supervisor
 
 CLEAR_LINE: Final = "\r\x1b[2K"
+BAR_WIDTH: Final = 20
+# Where there is no terminal, a line of progress comes at most so often.
+LINE_INTERVAL_S: Final = 10.0
 
 
 @click.command
@@ -28,7 +34,7 @@ CLEAR_LINE: Final = "\r\x1b[2K"
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there, at /metrics.")
 @click.option(
     "--max-crashes",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=1),
     default=DEFAULT_MAX_CRASHES,
     show_default=True,
     help="Give up after so many crashes in a row without a commit in between.",
@@ -57,46 +63,107 @@ def command(
     arguments += [argument for setting in settings for argument in ("--setting", setting)]
     arguments += ["--until-caught-up"] if until_caught_up else []
     arguments += [] if trigger is None else ["--trigger", trigger]
-    line = ProgressLine(is_shown=not quiet and sys.stderr.isatty())
-    supervisor = Supervisor(arguments, line.show, max_crashes)
-    line.supervisor = supervisor
+    display = ProgressDisplay(is_shown=not quiet, is_terminal=sys.stderr.isatty())
+    supervisor = Supervisor(arguments, display.show, max_crashes)
+    display.supervisor = supervisor
     if metrics is not None:
         serve_metrics(metrics, supervisor)
     signal.signal(signal.SIGTERM, lambda number, frame: supervisor.stop())
     signal.signal(signal.SIGINT, lambda number, frame: supervisor.stop())
     code = supervisor.run()
-    line.finish(is_quiet=quiet)
-    sys.exit(code)
+    display.finish()
+    # Of a pipeline that a signal has ended, the code is negative.
+    sys.exit(code if code >= 0 else FAILED)
 
 
-class ProgressLine:
-    """One line on the terminal, for all pipelines of the file."""
+class ProgressDisplay:
+    """How far the pipelines of the file are: a bar for each on a terminal, now and then a line elsewhere."""
 
-    def __init__(self, *, is_shown: bool) -> None:
+    def __init__(self, *, is_shown: bool, is_terminal: bool) -> None:
         self.supervisor: Supervisor | None = None
         self._is_shown = is_shown
+        self._is_terminal = is_terminal
+        self._fills: dict[str, Fill] = {}
+        self._told_epochs: dict[str, int] = {}
+        self._quiet_until = 0.0
 
     def show(self, progress: Progress) -> None:
-        if self._is_shown:
-            click.echo(CLEAR_LINE + self._text()[:150], nl=False, err=True)
+        fill = self._fills.setdefault(progress.pipeline, Fill())
+        fill.take(progress)
+        if not self._is_shown:
+            return
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            # The cursor goes back to the beginning: what the pipeline itself has to say is put over the bar.
+            click.echo(f"{CLEAR_LINE}{self._bars()[:width]}\r", nl=False, err=True)
+        elif self._is_news(progress):
+            click.echo(f"{progress_text(progress)}{fill.percent()}", err=True)
 
-    def finish(self, *, is_quiet: bool) -> None:
-        if self._is_shown:
+    def finish(self) -> None:
+        if self._is_shown and self._is_terminal:
             click.echo(CLEAR_LINE, nl=False, err=True)
-        if not is_quiet and self.supervisor is not None and self.supervisor.latest:
-            click.echo(self._text())
+        if self._is_shown and self._latest():
+            click.echo(" | ".join(progress_text(each) for each in self._latest()) + self._restarts())
 
-    def _text(self) -> str:
-        assert self.supervisor is not None
-        restarts = f" | {self.supervisor.restarts} restarts" if self.supervisor.restarts else ""
-        return " | ".join(progress_text(each) for each in self.supervisor.latest.values()) + restarts
+    def _is_news(self, progress: Progress) -> bool:
+        """Whether an epoch was committed since the last line, and that was a while ago."""
+        now = time.monotonic()
+        if progress.committed_epoch == self._told_epochs.get(progress.pipeline) or now < self._quiet_until:
+            return False
+        self._told_epochs[progress.pipeline] = progress.committed_epoch
+        self._quiet_until = now + LINE_INTERVAL_S
+        return True
+
+    def _bars(self) -> str:
+        bars = (
+            f"{each.pipeline} {self._fills[each.pipeline].bar()}{progress_figures(each)}"
+            for each in self._latest()
+        )
+        return " | ".join(bars) + self._restarts()
+
+    def _latest(self) -> list[Progress]:
+        return [] if self.supervisor is None else list(self.supervisor.latest.values())
+
+    def _restarts(self) -> str:
+        restarts = 0 if self.supervisor is None else self.supervisor.restarts
+        return f" | {restarts} restarts" if restarts else ""
+
+
+class Fill:
+    """How much has been read of what was there: of the largest lag since the pipeline last had none."""
+
+    def __init__(self) -> None:
+        self._largest = 0
+        self._fraction: float | None = None
+
+    def take(self, progress: Progress) -> None:
+        if progress.lag is None:
+            self._fraction = None  # where the end is, is not known
+            return
+        # What the last batch has read was lag before it, and the first batch is told of when it is over.
+        self._largest = max(self._largest, progress.lag + progress.read)
+        self._fraction = 1.0 - progress.lag / self._largest if self._largest else 1.0
+        if progress.lag == 0:
+            self._largest = 0
+
+    def bar(self) -> str:
+        if self._fraction is None:
+            return ""
+        full = int(self._fraction * BAR_WIDTH)
+        return f"[{'#' * full}{'-' * (BAR_WIDTH - full)}]{int(self._fraction * 100):4d} % "
+
+    def percent(self) -> str:
+        return "" if self._fraction is None else f", {int(self._fraction * 100)} % read"
 
 
 def progress_text(progress: Progress) -> str:
+    return f"{progress.pipeline}: {progress_figures(progress)}"
+
+
+def progress_figures(progress: Progress) -> str:
     lag = "" if progress.lag is None else f", lag {progress.lag:,}"
     return (
-        f"{progress.pipeline}: batch {progress.batch}, epoch {progress.committed_epoch} committed, "
-        f"{progress.rows:,} rows, "
+        f"batch {progress.batch}, epoch {progress.committed_epoch} committed, {progress.rows:,} rows, "
         f"{progress.rows_per_s:,.0f} rows/s{lag}"
     )
 

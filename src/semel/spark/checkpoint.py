@@ -5,13 +5,13 @@ and one line for each source. It is read through Hadoop's file systems, as Spark
 anywhere.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import ConfigError
+from semel.spark.source_offsets import of_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,8 +36,8 @@ class BatchOffsets:
         """The next offset of every partition, for those sources that are topics."""
         merged: dict[str, dict[int, int]] = {}
         for line in self.sources:
-            for topic, partitions in _topics_of(line).items():
-                merged.setdefault(topic, {}).update(partitions)
+            for where, offset in (of_source(line) or {}).items():
+                merged.setdefault(where.topic, {})[where.partition] = offset
         return merged
 
 
@@ -47,18 +47,6 @@ def parse_offsets(text: str) -> BatchOffsets:
     if len(lines) < HEADER_LINES or not lines[0].startswith("v"):
         raise ConfigError(f"the checkpoint's offsets are in no format that is known: {text[:80]!r}")
     return BatchOffsets(tuple(lines[HEADER_LINES:]))
-
-
-def _topics_of(line: str) -> Mapping[str, Mapping[int, int]]:
-    """The line of a source whose offsets are Kafka's, `{"topic":{"0":12}}`; empty for any other."""
-    try:
-        fields = json.loads(line)
-        return {
-            topic: {int(partition): int(offset) for partition, offset in partitions.items()}
-            for topic, partitions in fields.items()
-        }
-    except (ValueError, TypeError, AttributeError):
-        return {}
 
 
 class Checkpoint:

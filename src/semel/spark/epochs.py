@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 LOGGER: Final = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 6
+# Doubled from one attempt to the next: up to 8 seconds before the last.
 FIRST_BACKOFF_S: Final = 0.5
-MAX_BACKOFF_S: Final = 10.0
 # How long a copy of a task waits for its original, where Spark speculates.
 FIRST_GRACE_S: Final = 5.0
 # How Spark says that a job failed for what it lost, and not for what the user's code did. The first is of
@@ -62,6 +62,8 @@ class EpochRunner:
         self.failure: BaseException | None = None
         self.attempts = 0
         self.skipped = 0
+        self.batches = 0
+        self.rows = 0
         self._checkpoint = checkpoint
         self._source_bootstrap = source_bootstrap
         self._stopping = threading.Event()
@@ -112,11 +114,16 @@ class EpochRunner:
         if len(pending) > 1:
             batch = batch.persist()
         try:
-            for sink, plan, columns in pending:
+            rows = [
                 self._write(select_columns(batch, columns), batch_id, sink, plan, origin, source)
+                for sink, plan, columns in pending
+            ]
         finally:
             if len(pending) > 1:
                 batch.unpersist()
+        # A row counts once, however many sinks it goes to, and when the last of them has it.
+        self.batches += 1
+        self.rows += max(rows)
 
     def _skip(self, batch: "DataFrame", batch_id: int) -> None:
         LOGGER.info("batch %d of %r is committed already: its rows are there", batch_id, self.name)
@@ -148,12 +155,14 @@ class EpochRunner:
         plan: WriterPlan,
         origin: Origin,
         source: SourceOffsets | None,
-    ) -> None:
+    ) -> int:
+        """How many rows there were."""
         for attempt in range(MAX_ATTEMPTS):
             self.attempts += 1
             try:
-                sink.commit(batch_id, _receipts(batch, plan, attempt), source)
-                return
+                receipts = _receipts(batch, plan, attempt)
+                sink.commit(batch_id, receipts, source)
+                return sum(receipt.rows for receipt in receipts)
             except (WriteFailed, CommitFailed, ConnectionLost) as error:
                 self._require_another_attempt(error, attempt, batch_id)
                 # Only if the abort is accepted is it certain that no one has replaced us.
@@ -161,13 +170,14 @@ class EpochRunner:
             again = self._begin(sink, batch_id, origin)
             assert again is not None, "an epoch that was aborted is committed"
             plan = again
+        raise AssertionError("the last attempt raises")
 
     def _require_another_attempt(self, error: SinkError, attempt: int, batch_id: int) -> None:
         is_permanent = isinstance(error, WriteFailed | CommitFailed) and error.is_permanent
         if is_permanent or attempt + 1 == MAX_ATTEMPTS:
             raise error
         LOGGER.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
-        if self._stopping.wait(min(FIRST_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)):
+        if self._stopping.wait(FIRST_BACKOFF_S * 2**attempt):
             raise error
 
 

@@ -1,9 +1,14 @@
-"""How far a pipeline is: what a running one tells its supervisor, one line of JSON at a time."""
+"""How far a pipeline is: what a running one tells its supervisor, one line of JSON at a time.
+
+Batches and rows count when the last sink has them, and once, however many sinks there are.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+from semel.spark.source_offsets import of_source
 
 if TYPE_CHECKING:
     from semel.spark.query import PipelineQuery
@@ -11,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class Progress:
-    """One pipeline at one moment. Counts are of this life of its process; `lag` is None if none is known."""
+    """One pipeline at one moment. Counts are of this life of its process; `lag` is None if none is known.
+
+    `lag` and `read`, which is of the last batch, are offsets of the sources.
+    """
 
     pipeline: str
     batch: int
@@ -19,6 +27,7 @@ class Progress:
     rows: int
     rows_per_s: float
     lag: int | None
+    read: int
     commits: int
     skips: int
     aborts: int
@@ -41,11 +50,12 @@ def progress_of(query: "PipelineQuery") -> Progress:
         pipeline=query.name,
         batch=int(last.get("batchId", -1)),
         committed_epoch=min(-1 if epoch is None else epoch for epoch in committed),
-        rows=sum(sink.metrics.rows for sink in sinks),
+        rows=query.rows,
         rows_per_s=float(last.get("processedRowsPerSecond") or 0.0),
         lag=lag_of(last),
-        commits=sum(sink.metrics.commits for sink in sinks),
-        skips=sum(sink.metrics.skips for sink in sinks),
+        read=read_of(last),
+        commits=query.batches,
+        skips=query.skipped,
         aborts=sum(sink.metrics.aborts for sink in sinks),
         is_active=query.isActive,
     )
@@ -56,33 +66,33 @@ def lag_of(progress: Mapping[str, Any]) -> int | None:
     lags = [
         lag
         for source in progress.get("sources", ())
-        if (lag := _source_lag(source.get("endOffset"), source.get("latestOffset"))) is not None
+        if (lag := _distance(source.get("endOffset"), source.get("latestOffset"))) is not None
     ]
     return sum(lags) if lags else None
 
 
-def _source_lag(reached: Any, latest: Any) -> int | None:
-    try:
-        at, end = _offsets(reached), _offsets(latest)
-        return sum(max(offset - at.get(where, 0), 0) for where, offset in end.items())
-    except (ValueError, TypeError, AttributeError):
-        return None  # a source whose offsets are not Kafka's
+def read_of(progress: Mapping[str, Any]) -> int:
+    """How many offsets the last batch was long; of the first batch, which has no start, how many rows."""
+    return sum(
+        int(source.get("numInputRows") or 0) if length is None else length
+        for source in progress.get("sources", ())
+        for length in [_distance(source.get("startOffset"), source.get("endOffset"))]
+    )
 
 
-def _offsets(given: Any) -> dict[tuple[str, str], int]:
-    topics = json.loads(given) if isinstance(given, str) else given
-    return {
-        (topic, partition): int(offset)
-        for topic, partitions in topics.items()
-        for partition, offset in partitions.items()
-    }
+def _distance(begin: object, end: object) -> int | None:
+    """How many offsets lie between; None for a source that is no topic."""
+    at, to = of_source(begin), of_source(end)
+    if at is None or to is None:
+        return None
+    return sum(max(offset - at.get(where, 0), 0) for where, offset in to.items())
 
 
 METRICS = (
-    ("semel_pipeline_rows_total", "counter", "Rows committed in this life of the pipeline.", "rows"),
-    ("semel_pipeline_commits_total", "counter", "Epochs committed in this life.", "commits"),
-    ("semel_pipeline_skips_total", "counter", "Batches that were committed already.", "skips"),
-    ("semel_pipeline_aborts_total", "counter", "Epochs aborted, to be run again.", "aborts"),
+    ("semel_pipeline_rows_total", "counter", "Rows that every sink has got in this life.", "rows"),
+    ("semel_pipeline_commits_total", "counter", "Epochs that every sink has got in this life.", "commits"),
+    ("semel_pipeline_skips_total", "counter", "Batches that every sink had already.", "skips"),
+    ("semel_pipeline_aborts_total", "counter", "Epochs aborted at any sink, to be run again.", "aborts"),
     ("semel_pipeline_committed_epoch", "gauge", "The last epoch that every sink has.", "committed_epoch"),
     ("semel_pipeline_rows_per_second", "gauge", "Speed of the last batch.", "rows_per_s"),
     ("semel_pipeline_lag", "gauge", "Offsets up to the last stable offset not yet committed.", "lag"),

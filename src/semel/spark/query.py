@@ -64,6 +64,16 @@ class PipelineQuery:
         return self._runner.skipped
 
     @property
+    def batches(self) -> int:
+        """How many batches were written, and every sink has them."""
+        return self._runner.batches
+
+    @property
+    def rows(self) -> int:
+        """How many rows those batches have: each counts once, however many sinks it goes to."""
+        return self._runner.rows
+
+    @property
     def isActive(self) -> bool:  # noqa: N802 - PySpark's names, from here on
         return bool(self.query.isActive)
 

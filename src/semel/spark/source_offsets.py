@@ -61,6 +61,14 @@ def parse(text: str) -> Offsets:
         raise _no_offsets(text) from None
 
 
+def of_source(given: object) -> Offsets | None:
+    """The offsets that Spark tells of a source, as text or taken apart; None if they are not of topics."""
+    try:
+        return parse(given) if isinstance(given, str) else from_json(given)
+    except ConfigError:
+        return None
+
+
 def _no_offsets(given: object) -> ConfigError:
     return ConfigError(
         f"{given!r} are no offsets: say earliest, latest, or "

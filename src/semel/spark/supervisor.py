@@ -1,8 +1,9 @@
 """Keeps a pipeline alive: starts it in a process of its own, and again after a crash, on the same checkpoint.
 
 What the dead process left open is aborted when the next one opens its sinks. Back-off grows from one crash
-to the next, and starts anew when an epoch was committed in between. An exit that says that another start
-would not help (wrong settings, a marker that does not fit, another owner) is final.
+to the next, and starts anew when an epoch was committed in between; after so many crashes in a row that had
+no commit in between, it gives up. An exit that says that another start would not help (wrong settings, a
+marker that does not fit, another owner) is final.
 """
 
 import logging
@@ -24,6 +25,13 @@ FIRST_BACKOFF_S: Final = 1.0
 MAX_BACKOFF_S: Final = 60.0
 DEFAULT_MAX_CRASHES: Final = 10
 STOP_TIMEOUT_S: Final = 60.0
+# One life of a pipeline: the arguments follow.
+LIFE: Final = (sys.executable, "-m", "semel.spark.running")
+
+
+def backoff_s(crashes: int, first_s: float = FIRST_BACKOFF_S) -> float:
+    """How long to wait after so many crashes in a row."""
+    return min(first_s * 2.0 ** (crashes - 1), MAX_BACKOFF_S)
 
 
 class Supervisor:
@@ -34,8 +42,12 @@ class Supervisor:
         arguments: Sequence[str],
         on_progress: Callable[[Progress], None],
         max_crashes: int = DEFAULT_MAX_CRASHES,
+        *,
+        life: Sequence[str] = LIFE,
+        first_backoff_s: float = FIRST_BACKOFF_S,
     ) -> None:
-        self._arguments = list(arguments)
+        self._command = [*life, *arguments]
+        self._first_backoff_s = first_backoff_s
         self._on_progress = on_progress
         self._max_crashes = max_crashes
         self._stopping = threading.Event()
@@ -55,13 +67,15 @@ class Supervisor:
         crashes = 0
         while True:
             code = self._live()
+            if self._stopping.is_set() and code == -signal.SIGTERM:
+                return 0  # it was asked before it could listen, and had nothing open
             if code in (0, FINAL_EXIT) or self._stopping.is_set():
                 return code
             crashes = 1 if self._has_committed else crashes + 1
-            if crashes > self._max_crashes:
-                LOGGER.error("the pipeline crashed %d times without a commit: giving up", crashes)
+            if crashes >= self._max_crashes:
+                LOGGER.error("the pipeline ended with %d, crash %d in a row: giving up", code, crashes)
                 return code
-            pause_s = min(FIRST_BACKOFF_S * 2 ** (crashes - 1), MAX_BACKOFF_S)
+            pause_s = backoff_s(crashes, self._first_backoff_s)
             LOGGER.warning("the pipeline ended with %d; it is started again in %g s", code, pause_s)
             if self._stopping.wait(pause_s):
                 return 0
@@ -73,9 +87,10 @@ class Supervisor:
         reading, writing = os.pipe()
         with os.fdopen(reading) as lines:
             try:
-                command = [sys.executable, "-m", "semel.spark.running", *self._arguments]
                 self._process = subprocess.Popen(
-                    [*command, "--progress-fd", str(writing)], pass_fds=(writing,), start_new_session=True
+                    [*self._command, "--progress-fd", str(writing)],
+                    pass_fds=(writing,),
+                    start_new_session=True,
                 )
             finally:
                 os.close(writing)

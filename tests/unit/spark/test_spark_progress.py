@@ -1,8 +1,20 @@
 """What a pipeline tells its supervisor, and the supervisor Prometheus."""
 
-from semel.spark.progress import Progress, decode, lag_of, render_metrics
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-PROGRESS = Progress("totals", 7, 6, 1234, 55.5, 12, 6, 1, 2, True)
+import pytest
+
+from semel.cli import run
+from semel.cli.run import Fill, ProgressDisplay
+from semel.sinks.metrics import SinkMetrics
+from semel.sinks.tracker import EpochTracker
+from semel.spark.progress import Progress, decode, lag_of, progress_of, read_of, render_metrics
+from semel.spark.supervisor import Supervisor
+
+PROGRESS = Progress("totals", 7, 6, 1234, 55.5, 12, 50, 6, 1, 2, True)
 
 
 def test_progress_survives_the_pipe() -> None:
@@ -31,3 +43,94 @@ def test_metrics_are_in_the_format_of_prometheus() -> None:
     assert text.endswith("semel_pipeline_restarts_total 3\n")
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
+
+
+def test_the_length_of_the_first_batch_is_that_of_its_rows() -> None:
+    later = {"startOffset": '{"a":{"0":5}}', "endOffset": '{"a":{"0":9,"1":7}}', "numInputRows": 3}
+    assert read_of({"sources": [later]}) == 4 + 7
+    assert read_of({"sources": [{**later, "startOffset": None}]}) == 3
+    assert read_of({}) == 0
+
+
+def query_with(sinks: int) -> Any:
+    """A pipeline that has written 30 rows in 2 batches, to so many sinks."""
+    metrics = SinkMetrics()
+    metrics.rows, metrics.commits, metrics.aborts = 30, 2, 1
+    tracker = EpochTracker()
+    tracker.last_committed = 1
+    last: Mapping[str, Any] = {"batchId": 1}
+    sink = SimpleNamespace(metrics=metrics, tracker=tracker)
+    return SimpleNamespace(
+        name="p", sinks=[sink] * sinks, lastProgress=last, rows=30, batches=2, skipped=1, isActive=True
+    )
+
+
+@pytest.mark.parametrize("sinks", [1, 2])
+def test_a_row_counts_once_however_many_sinks_it_goes_to(sinks: int) -> None:
+    told = progress_of(query_with(sinks))
+    assert (told.rows, told.commits, told.skips, told.committed_epoch) == (30, 2, 1, 1)
+    assert told.aborts == sinks, "each is a transaction of its own"
+
+
+def filled(*lags_and_reads: tuple[int | None, int]) -> str:
+    fill = Fill()
+    for lag, read in lags_and_reads:
+        fill.take(replace(PROGRESS, lag=lag, read=read))
+    return fill.bar()
+
+
+def test_the_bar_fills_towards_the_end_of_what_was_there() -> None:
+    assert filled((150, 50)) == "[#####---------------]  25 % "
+    assert filled((150, 50), (100, 50), (100, 50)) == "[##########----------]  50 % "
+    assert filled((150, 50), (0, 150)) == "[####################] 100 % "
+
+
+def test_a_bar_that_was_full_begins_anew_with_what_comes_later() -> None:
+    assert filled((150, 50), (0, 150), (30, 10)) == "[#####---------------]  25 % "
+
+
+def test_without_a_lag_there_is_no_bar() -> None:
+    assert filled((None, 50)) == ""
+    assert filled((0, 0)) == "[####################] 100 % "
+
+
+def displayed(*told: Progress, is_terminal: bool, is_shown: bool = True) -> None:
+    display = ProgressDisplay(is_shown=is_shown, is_terminal=is_terminal)
+    display.supervisor = Supervisor([], display.show)
+    for progress in told:
+        display.supervisor.latest[progress.pipeline] = progress
+        display.show(progress)
+    display.finish()
+
+
+FIGURES = "batch 7, epoch 6 committed, 1,234 rows, 56 rows/s, lag 150"
+
+
+def test_a_terminal_has_a_bar_on_one_line_which_is_cleared_in_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    displayed(replace(PROGRESS, lag=150), is_terminal=True)
+    shown = capsys.readouterr()
+    line = f"totals [#####---------------]  25 % {FIGURES}"[:59]
+    # What is no terminal gets no escapes: a carriage return is left of them.
+    assert shown.err == f"\r{line}\r\r"
+    assert shown.out == f"totals: {FIGURES}\n"
+
+
+def test_elsewhere_a_line_tells_of_commits_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = replace(PROGRESS, lag=150)
+    same, next_one = first, replace(first, committed_epoch=7)
+    displayed(first, same, next_one, is_terminal=False)
+    assert capsys.readouterr().err == f"totals: {FIGURES}, 25 % read\n"
+    monkeypatch.setattr(run, "LINE_INTERVAL_S", 0.0)
+    displayed(first, same, next_one, is_terminal=False)
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_who_asks_for_quiet_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    displayed(PROGRESS, is_terminal=True, is_shown=False)
+    displayed(PROGRESS, is_terminal=False, is_shown=False)
+    assert capsys.readouterr() == ("", "")
