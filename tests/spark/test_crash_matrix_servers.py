@@ -1,4 +1,4 @@
-"""The server at the other end is killed with -9 while a pipeline runs: a broker, or a database."""
+"""The server at the other end is killed with -9 while a pipeline runs: Semel, Apache Kafka, or a database."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from broker_process import BrokerProcess
+from crash_cases import own_kafka  # noqa: F401
+from kafka_process import KafkaProcess
 from pipeline_cases import ROWS, Pipeline
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 
@@ -65,6 +67,29 @@ def test_a_broker_that_is_killed_loses_and_doubles_nothing(
     pipeline = Pipeline(spark, broker.bootstrap, topic, tmp_path)
     pipeline.feed(0, ROWS)
     run_through(lambda: pipeline.start(df=pipeline.read(8)), broker.restart)
+    pipeline.check(ROWS)
+
+
+def test_a_query_with_state_survives_a_broker_that_is_killed(
+    spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    """Each row comes twice, far apart: only state that went with the rows tells the second from the first."""
+    pipeline = Pipeline(spark, broker.bootstrap, topic, tmp_path)
+    for _ in range(2):
+        pipeline.feed(0, ROWS)
+    run_through(lambda: pipeline.start(df=pipeline.read(24).dropDuplicates(["key"])), broker.restart)
+    pipeline.check(ROWS)
+
+
+def test_apache_kafka_that_is_killed_loses_and_doubles_nothing(
+    spark: SparkSession,
+    own_kafka: KafkaProcess,  # noqa: F811
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    pipeline = Pipeline(spark, own_kafka.bootstrap, topic, tmp_path)
+    pipeline.feed(0, ROWS)
+    run_through(lambda: pipeline.start(df=pipeline.read(8)), own_kafka.restart)
     pipeline.check(ROWS)
 
 

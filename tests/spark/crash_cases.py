@@ -1,0 +1,140 @@
+"""What the pipelines of the crash matrix read, and what must come out, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import pytest
+from kafka_process import KafkaProcess, why_no_kafka
+from spark_cases import Row, create_topic
+
+from semel.client.cluster import Cluster
+from semel.client.transactional_producer import TransactionalProducer
+
+Content: TypeAlias = tuple[bytes | None, bytes | None]
+
+BEGIN_MS: Final = 1_700_000_000_000
+STEP_MS: Final = 1000
+WINDOW_S: Final = 5
+PAYS_AFTER_S: Final = 4
+ORDERS: Final = 400
+PARTITIONS: Final = {"orders": 3, "payments": 2, "numbers": 2}
+# Small ones, so that a batch has committed and aborted records, and of every partition as many.
+TRANSACTION_ROWS: Final = 24
+ABORTED_ROWS: Final = 12
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
+    """Apache Kafka for one test, which may kill it."""
+    missing = why_no_kafka()
+    if missing is not None:
+        pytest.skip(missing)
+    process = KafkaProcess(tmp_path / "kafka")
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+def feed(bootstrap: str) -> None:
+    """Orders, payments and numbers, in transactions, every other of which is aborted."""
+    for topic, partitions in PARTITIONS.items():
+        create_topic(bootstrap, topic, partitions, retention_ms="-1")
+    asyncio.run(_feed(bootstrap))
+
+
+async def _feed(bootstrap: str) -> None:
+    async with Cluster(bootstrap) as cluster, TransactionalProducer(cluster, "feeder") as producer:
+        for start in range(0, ORDERS, TRANSACTION_ROWS):
+            some = range(start, min(start + TRANSACTION_ROWS, ORDERS))
+            await _send(producer, [row for i in some for row in (order(i), payment(i), number(i))])
+            await producer.commit()
+            await _send(producer, [aborted(topic, i) for topic in PARTITIONS for i in some[:ABORTED_ROWS]])
+            await producer.abort()
+        await _send(producer, [last(partition) for partition in range(PARTITIONS["numbers"])])
+        await producer.commit()
+
+
+async def _send(producer: TransactionalProducer, rows: Sequence[tuple[str, Row]]) -> None:
+    await producer.begin()
+    for topic, row in rows:
+        await producer.send(
+            topic, row.value, key=row.key, partition=row.partition, timestamp_ms=row.timestamp_ms
+        )
+    await producer.flush()
+
+
+def row_of(topic: str, i: int, value: bytes, key: bytes | None, after_s: int = 0) -> tuple[str, Row]:
+    """Number i of its topic. Partitions take turns: all of them are read at one pace, and none is late."""
+    return topic, Row(
+        value, key, partition=i % PARTITIONS[topic], timestamp_ms=BEGIN_MS + i * STEP_MS + after_s * 1000
+    )
+
+
+def order(i: int) -> tuple[str, Row]:
+    return row_of("orders", i, b"order %d" % i, b"key %d" % i)
+
+
+def payment(i: int) -> tuple[str, Row]:
+    return row_of("payments", i, b"payment %d" % i, b"key %d" % i, PAYS_AFTER_S)
+
+
+def number(i: int) -> tuple[str, Row]:
+    return row_of("numbers", i, b"%d" % i, None)
+
+
+def aborted(topic: str, i: int) -> tuple[str, Row]:
+    return row_of(topic, i, b"999999", b"aborted")
+
+
+def last(partition: int) -> tuple[str, Row]:
+    """Far in the future: closes every window."""
+    time_ms = BEGIN_MS + 100 * ORDERS * STEP_MS
+    return "numbers", Row(b"0", b"end", partition=partition, timestamp_ms=time_ms)
+
+
+# What comes out
+
+
+def expected_records() -> Counter[Content]:
+    return Counter((b"key %d" % i, b"ORDER %d" % i) for i in range(ORDERS))
+
+
+def expected_values() -> Counter[Content]:
+    return Counter((None, b"ORDER %d" % i) for i in range(ORDERS))
+
+
+def expected_join() -> Counter[Content]:
+    return Counter((b"key %d" % i, b"order %d+payment %d" % (i, i)) for i in range(ORDERS))
+
+
+def expected_windows() -> Counter[Content]:
+    sums: dict[int, list[int]] = {}
+    for i in range(ORDERS):
+        start = (BEGIN_MS + i * STEP_MS) // 1000 // WINDOW_S * WINDOW_S
+        sums.setdefault(start, []).append(i)
+    return Counter(
+        (str(start).encode(), json.dumps({"count": len(of), "sum": sum(of)}, separators=(",", ":")).encode())
+        for start, of in sums.items()
+    )
+
+
+def expected(pipeline: str) -> Counter[Content]:
+    if pipeline == "unkeyed":
+        return expected_values()
+    if pipeline == "join":
+        return expected_join()
+    return expected_windows() if "windows" in pipeline else expected_records()
+
+
+def check(pipeline: str, rows: Iterable[Content]) -> None:
+    """By content: nothing is missing, and nothing is there twice."""
+    found, wanted = Counter(rows), expected(pipeline)
+    assert found - wanted == Counter(), f"{pipeline}: doubled, or never written"
+    assert wanted - found == Counter(), f"{pipeline}: lost"
