@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "broker")]
+sys.path[:0] = [str(HERE), str(HERE.parent / "broker"), str(HERE.parent / "sinks")]
 
 from broker_process import BrokerProcess, StartBroker  # noqa: E402
 from connector_jars import connector_jars, why_no_connector  # noqa: E402
 from kafka_process import KafkaProcess, why_no_kafka  # noqa: E402
+from mariadb_server import mariadb, mariadb_server  # noqa: E402, F401
+from postgres_server import postgres, postgres_cluster  # noqa: E402, F401
 from spark_cases import DriverProcess, StartDriver, driver_session, why_no_spark  # noqa: E402
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +26,9 @@ import semel.spark
 from semel.cli.sink import command as sink_command
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
-from semel.client.groups import delete_group
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError, SemelError
-from semel.sinks.errors import FencedOut, InitFailed, MarkerMismatch, WriteFailed
+from semel.sinks.errors import MarkerMismatch, WriteFailed
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker
 from semel.sinks.receipts import Place, Receipt
@@ -86,17 +84,6 @@ def test_triggers_without_batches_are_refused(pipeline: Pipeline, trigger: dict[
     with pytest.raises(ConfigError, match="trigger"):
         built.start(trigger)
     assert not pipeline.checkpoint.exists()
-
-
-def test_sinks_that_cannot_be_opened_stop_the_pipeline_before_any_of_them_writes(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    nowhere = KafkaSink(pipeline.bootstrap, "no-such-topic")
-    slow = pipeline.sink(transaction_timeout=100_000.0)
-    for wrong, match in ((nowhere, "no-such-topic"), (slow, "transaction.max.timeout.ms")):
-        with pytest.raises(InitFailed, match=match):
-            pipeline.start([pipeline.sink(), wrong])
-    assert not pipeline.checkpoint.exists()
-    assert pipeline.content() == Counter()
 
 
 # Writing
@@ -266,9 +253,15 @@ def test_a_skipped_batch_of_a_stateful_query_is_executed_to_nowhere(pipeline: Pi
         run()
     finally:
         pipeline.spark.conf.set("spark.sql.shuffle.partitions", "2")
-    expected = Counter(b"k%d" % int(str(i)[:1]) for i in range(ROWS) for _ in range(2))
-    final = {key + b"=%d" % count for key, count in expected.items()}
-    assert final <= set(pipeline.content())
+    # A count only grows: one that is told twice was written twice, or counted from a state that was lost.
+    told = pipeline.content()
+    assert set(told.values()) == {1}
+    of_key = Counter(b"k%d" % int(str(i)[:1]) for i in range(ROWS) for _ in range(2))
+    last = {
+        key: max(int(text.partition(b"=")[2]) for text in told if text and text.startswith(key + b"="))
+        for key in of_key
+    }
+    assert last == dict(of_key)
 
 
 def test_a_replay_that_is_cut_differently_writes_the_same_rows(pipeline: Pipeline) -> None:
@@ -296,85 +289,6 @@ class Vetoing(KafkaSink):
         await super()._commit(marker, receipts, source_offsets)
 
 
-# Checkpoints and markers that do not belong together
-
-
-def fails(pipeline: Pipeline, match: str) -> None:
-    before = pipeline.content()
-    with pytest.raises(MarkerMismatch, match=match):
-        pipeline.run()
-    assert pipeline.content() == before
-
-
-def test_a_wiped_checkpoint_is_an_error(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    pipeline.run()
-    shutil.rmtree(pipeline.checkpoint)
-    fails(pipeline, "wiped.*semel sink adopt")
-
-
-def test_a_checkpoint_that_was_rolled_back_is_an_error_if_it_has_read_on_differently(
-    pipeline: Pipeline,
-) -> None:
-    pipeline.feed(0, ROWS)
-    pipeline.run()
-    batch = pipeline.forget_last_commit()
-    for path in (pipeline.checkpoint / "offsets").glob(f"*{batch}*"):
-        path.unlink()
-    pipeline.feed(ROWS, 2 * ROWS)
-    fails(pipeline, "other source offsets")
-
-
-def test_a_checkpoint_that_was_rolled_back_further_is_an_error(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    old = pipeline.checkpoint.with_name("old")
-    pipeline.run(df=pipeline.read(30))
-    shutil.copytree(pipeline.checkpoint, old)
-    pipeline.feed(ROWS, 2 * ROWS)
-    pipeline.run(df=pipeline.read(30))
-    pipeline.checkpoint = old
-    fails(pipeline, "rolled back")
-
-
-def test_a_checkpoint_that_was_copied_to_another_name_is_an_error(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    pipeline.run()
-    pipeline.name = f"{pipeline.name}-copy"
-    pipeline.feed(ROWS, 2 * ROWS)
-    fails(pipeline, "no marker.*renamed")
-
-
-def test_a_lost_marker_is_an_error(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    pipeline.run()
-    asyncio.run(_delete_group(pipeline.bootstrap, f"{pipeline.name}.epoch"))
-    pipeline.feed(ROWS, 2 * ROWS)
-    fails(pipeline, "no marker")
-
-
-async def _delete_group(bootstrap: str, group: str) -> None:
-    async with Cluster(bootstrap) as cluster:
-        await delete_group(cluster, group)
-
-
-def test_a_second_driver_of_the_same_name_fences_the_first(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    first = pipeline.start(trigger="100 milliseconds")
-    first.processAllAvailable()
-    asyncio.run(_take(pipeline))
-    pipeline.feed(ROWS, 2 * ROWS)
-    with pytest.raises(FencedOut, match="process"):
-        first.awaitTermination(60)
-    pipeline.check(ROWS)
-    pipeline.run()
-    pipeline.check(2 * ROWS)
-
-
-async def _take(pipeline: Pipeline) -> None:
-    async with pipeline.sink() as other:
-        await other.open(pipeline.name)
-
-
 # Moving over
 
 
@@ -392,12 +306,11 @@ def test_a_query_of_sparks_own_sink_moves_over_with_its_checkpoint(
     assert old.start().awaitTermination(120)
     pipeline.check(ROWS)
     pipeline.feed(ROWS, 2 * ROWS)
-    fails(pipeline, "no marker.*semel sink adopt")
+    with pytest.raises(MarkerMismatch, match=r"no marker.*semel sink adopt"):
+        pipeline.run()
+    pipeline.check(ROWS)
 
-    last = max(
-        int(path.name) for path in (pipeline.checkpoint / "commits").iterdir() if path.name.isdecimal()
-    )
-    adopt = ["adopt", pipeline.name, "--epoch", str(last), "--topic", pipeline.target]
+    adopt = ["adopt", pipeline.name, "--epoch", str(pipeline.last_commit()), "--topic", pipeline.target]
     adopted = CliRunner().invoke(sink_command, [*adopt, "--bootstrap", pipeline.bootstrap])
     assert adopted.exit_code == 0, adopted.output
     query = pipeline.run()
@@ -496,10 +409,11 @@ def test_several_sinks_get_the_same_rows_from_one_evaluation(pipeline: Pipeline)
         return value
 
     df = pipeline.read().select("key", counted("value").alias("value"))
-    pipeline.run([pipeline.sink(), KafkaSink(pipeline.bootstrap, second)], df)
+    query = pipeline.run([pipeline.sink(), KafkaSink(pipeline.bootstrap, second)], df)
     pipeline.check(ROWS)
     pipeline.check(ROWS, second)
     assert evaluated.value == ROWS
+    assert (query.batches, query.rows) == (3, ROWS), "a row counts once, however many sinks it goes to"
 
 
 def test_a_sink_that_leads_by_a_batch_waits_for_the_others(pipeline: Pipeline) -> None:
@@ -514,5 +428,7 @@ def test_a_sink_that_leads_by_a_batch_waits_for_the_others(pipeline: Pipeline) -
     assert first_has > second_has, "the first sink has two batches, the second one"
     query = pipeline.run([pipeline.sink(), KafkaSink(pipeline.bootstrap, second)])
     assert query.sinks[0].metrics.skips == 1
+    assert query.skipped == 0, "the second did not have it"
+    assert query.batches == 2
     pipeline.check(ROWS)
     pipeline.check(ROWS, second)

@@ -1,0 +1,177 @@
+"""Checkpoints and markers that do not belong together: an error that says what to do, and no row is harmed.
+
+What the targets do in their own ways runs on all of them; what only the marker decides, on one or two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from target_cases import STATE, TARGETS, TargetPipeline, make_pipeline
+
+from semel.sinks.errors import FencedOut, MarkerMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Two batches.
+FEW: Final = 60
+
+
+def into(*targets: str) -> pytest.MarkDecorator:
+    """The test is run with a pipeline into each of these."""
+    return pytest.mark.parametrize("pipeline", targets, indirect=True)
+
+
+@pytest.fixture
+def pipeline(
+    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
+) -> Iterator[TargetPipeline]:
+    yield make_pipeline(request.param, spark, topic, tmp_path, request)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def fails(pipeline: TargetPipeline, match: str) -> None:
+    before = pipeline.content()
+    with pytest.raises(MarkerMismatch, match=f"{match}.*semel sink adopt"):
+        pipeline.run()
+    assert pipeline.content() == before
+
+
+def roll_back_by_a_batch(pipeline: TargetPipeline) -> None:
+    """As from a backup that was taken a batch ago."""
+    batch = pipeline.forget_last_commit()
+    for path in (pipeline.checkpoint / "offsets").glob(f"*{batch}*"):
+        path.unlink()
+
+
+def copy_of(checkpoint: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, checkpoint.with_name("copy")))
+
+
+@into(*TARGETS)
+def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_adopted(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    shutil.rmtree(pipeline.checkpoint)
+    fails(pipeline, "wiped")
+    pipeline.empty()
+    pipeline.adopt(-1)
+    pipeline.feed(FEW, 2 * FEW)
+    pipeline.run()
+    pipeline.check(2 * FEW)
+
+
+@into(*TARGETS)
+def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    last = pipeline.last_commit()
+    pipeline.lose_marker()
+    pipeline.feed(FEW, 2 * FEW)
+    fails(pipeline, "no marker.*deleted")
+    pipeline.adopt(last)
+    assert pipeline.run().skipped == 0
+    pipeline.check(2 * FEW)
+
+
+@into(*TARGETS, STATE)
+def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_same_again(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    roll_back_by_a_batch(pipeline)
+    assert pipeline.run().skipped == 1
+    pipeline.check(FEW)
+    pipeline.feed(FEW, 2 * FEW)
+    assert pipeline.run().skipped == 0
+    pipeline.check(2 * FEW)
+
+
+@into("semel", "mariadb")
+def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on_differently(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    roll_back_by_a_batch(pipeline)
+    pipeline.feed(FEW, 2 * FEW)
+    fails(pipeline, "other source offsets")
+
+
+@into(STATE)
+def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one_goes_on(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    newer, older = pipeline.checkpoint, copy_of(pipeline.checkpoint)
+    pipeline.feed(FEW, 3 * FEW)
+    pipeline.run()
+    pipeline.checkpoint = older
+    fails(pipeline, "rolled back")
+    pipeline.checkpoint = newer
+    pipeline.run()
+    pipeline.check(3 * FEW)
+
+
+@into("postgres")
+def test_a_checkpoint_that_was_copied_to_another_name_is_an_error(pipeline: TargetPipeline) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    pipeline.name = f"{pipeline.name}-copy"
+    pipeline.feed(FEW, 2 * FEW)
+    fails(pipeline, "no marker.*renamed")
+
+
+@into("semel", "postgres")
+def test_copies_of_a_checkpoint_run_on_under_one_name_until_they_read_differently(
+    pipeline: TargetPipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    original, copy = pipeline.checkpoint, copy_of(pipeline.checkpoint)
+    pipeline.feed(FEW, FEW + 20)
+    for place, skipped in ((original, 0), (copy, 1)):
+        pipeline.checkpoint = place
+        assert pipeline.run().skipped == skipped
+        pipeline.check(FEW + 20)
+    pipeline.feed(FEW + 20, FEW + 30)
+    pipeline.run()
+    pipeline.feed(FEW + 30, FEW + 40)
+    pipeline.checkpoint = original
+    fails(pipeline, "other source offsets.*copied")
+    pipeline.checkpoint = copy
+    pipeline.run()
+    pipeline.check(FEW + 40)
+
+
+@into(*TARGETS)
+def test_who_opens_the_sink_fences_the_driver_that_has_it(pipeline: TargetPipeline) -> None:
+    pipeline.feed(0, FEW)
+    first = pipeline.start(trigger="100 milliseconds")
+    first.processAllAvailable()
+    asyncio.run(_take(pipeline))
+    pipeline.feed(FEW, 2 * FEW)
+    with pytest.raises(FencedOut, match=f"process {os.getpid()} on "):
+        first.awaitTermination(60)
+    pipeline.check(FEW)
+    pipeline.run()
+    pipeline.check(2 * FEW)
+
+
+async def _take(pipeline: TargetPipeline) -> None:
+    async with pipeline.sink() as other:
+        await other.open(pipeline.name)

@@ -1,0 +1,121 @@
+"""Settings that are wrong: an error before a row is written, in the good sinks beside the wrong one, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from pipeline_cases import Pipeline
+from target_cases import TablePipeline, make_pipeline
+
+from semel.errors import ConfigError, SemelError
+from semel.sinks.errors import InitFailed
+from semel.sinks.kafka import KafkaSink
+from semel.sinks.sink import TransactionalSink
+from semel.sinks.sql.names import STAGE_PREFIX
+from semel.sinks.sql.sink import SqlSink
+from semel.sinks.sql.target import Strategy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEW: Final = 30
+ENCRYPTED: Final = "spark.ssl.rpc.enabled"
+
+
+@pytest.fixture
+def pipeline(
+    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
+) -> Iterator[Pipeline]:
+    yield make_pipeline(request.param, spark, topic, tmp_path, request)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def into(*targets: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("pipeline", targets, indirect=True)
+
+
+def refused(
+    pipeline: Pipeline, make_sink: Callable[[], TransactionalSink], kind: type[SemelError], match: str
+) -> None:
+    """Beside a sink that is in order, and is before it in the list."""
+    good = KafkaSink(pipeline.bootstrap, pipeline.target)
+    with pytest.raises(kind, match=match):
+        pipeline.start([good, make_sink()])
+    assert not pipeline.checkpoint.exists()
+    assert pipeline.content(pipeline.target) == Counter()
+
+
+@into("semel", "kafka")
+def test_a_topic_that_is_not_there_or_a_timeout_above_the_brokers_maximum_is_refused(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    nowhere = f"{pipeline.target}-nowhere"
+    refused(pipeline, lambda: KafkaSink(pipeline.bootstrap, nowhere), InitFailed, nowhere)
+    refused(
+        pipeline,
+        lambda: pipeline.sink(transaction_timeout=100_000.0),
+        InitFailed,
+        r"INVALID_TRANSACTION_TIMEOUT; the broker's transaction\.max\.timeout\.ms",
+    )
+
+
+@into("postgres", "mariadb")
+def test_a_table_that_does_not_fit_is_refused(pipeline: TablePipeline) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.query(f"CREATE TABLE numbers (k {pipeline.bytes_type}, v int)")
+    pipeline.query(
+        f"CREATE TABLE needy (k {pipeline.bytes_type}, v {pipeline.bytes_type}, must int NOT NULL)"
+    )
+    wrong: tuple[tuple[dict[str, Any], type[SemelError], str], ...] = (
+        ({"table": "nowhere"}, InitFailed, "there is no table .*nowhere"),
+        ({"columns": {"nothing": "v"}}, ConfigError, "no column 'nothing'.*the rows have key, value"),
+        ({"columns": {"key": "k", "value": "w"}}, InitFailed, r"has no column 'w' \(it has 'k', 'v'\)"),
+        ({"columns": None}, InitFailed, "has no column 'key'"),
+        ({"table": "needy"}, InitFailed, "'must' of .*needy.* may not be null"),
+        ({"table": "numbers"}, InitFailed, r"column 'value' \(binary\) does not fit .*numbers.*v"),
+        ({"mode": "upsert"}, ConfigError, "mode 'upsert' needs keys"),
+        ({"mode": "upsert", "keys": ["topic"]}, InitFailed, "column 'topic' is not written"),
+        ({"mode": "upsert", "keys": ["key"]}, InitFailed, r"no primary key or unique constraint.*\(k\)"),
+    )
+    for options, kind, match in wrong:
+        refused(pipeline, lambda options=options: pipeline.sink(**options), kind, match)
+    assert pipeline.content() == Counter()
+
+
+@into("semel")
+def test_threads_that_hide_their_query_are_refused(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.feed(0, FEW)
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+    refused(pipeline, pipeline.sink, ConfigError, "PYSPARK_PIN_THREAD=false.*unset it")
+
+
+@pytest.fixture
+def encrypted(spark: SparkSession) -> Iterator[None]:
+    """As far as the driver can tell: what is sent is not looked at here."""
+    spark.sparkContext._conf.set(ENCRYPTED, "true")
+    yield
+    spark.sparkContext._conf.set(ENCRYPTED, "false")
+
+
+@into("postgres")
+def test_where_spark_encrypts_rows_go_by_way_of_a_stage_unless_told_otherwise(
+    pipeline: TablePipeline, encrypted: None
+) -> None:
+    pipeline.feed(0, FEW)
+    sink = pipeline.sink()
+    pipeline.run(sink)
+    pipeline.check(FEW)
+    assert isinstance(sink, SqlSink)
+    assert sink.strategy is Strategy.STAGED
+    assert pipeline.query(f"SELECT 1 FROM pg_tables WHERE starts_with(tablename, '{STAGE_PREFIX}')")
+    told = pipeline.sink(strategy="direct")
+    pipeline.run(told)
+    assert told.strategy is Strategy.DIRECT
