@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psutil
 
-from semel.client.admin import READ_COMMITTED, Admin
+from semel.client.admin import READ_COMMITTED, READ_UNCOMMITTED, Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
 from semel.client.metadata import TopicPartition
@@ -269,12 +269,17 @@ async def _send(producer: Producer | TransactionalProducer, topic: str, row: Row
 
 def committed_records(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
     """Everything that a reader of committed records sees: partition and record, in the order of the log."""
-    return asyncio.run(_committed_records(bootstrap, topic))
+    return asyncio.run(_records(bootstrap, topic, READ_COMMITTED))
 
 
-async def _committed_records(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
+def written_records(bootstrap: str, topic: str) -> list[tuple[int, Record]]:
+    """The same with what is open or was aborted."""
+    return asyncio.run(_records(bootstrap, topic, READ_UNCOMMITTED))
+
+
+async def _records(bootstrap: str, topic: str, isolation_level: int) -> list[tuple[int, Record]]:
     found: list[tuple[int, Record]] = []
-    options = ConsumerOptions(isolation_level=READ_COMMITTED)
+    options = ConsumerOptions(isolation_level=isolation_level)
     async with Cluster(bootstrap) as cluster, Consumer(cluster, options) as consumer:
         partitions = await consumer.partitions_of(topic)
         await consumer.assign(partitions)

@@ -2,62 +2,195 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
+import pytest
 from broker_process import BrokerProcess, free_port
-from spark_cases import HERE, Row, committed_records, create_topic, produce
+from click.testing import CliRunner
+from spark_cases import HERE, TEST_SETTINGS, Row, committed_records, create_topic, produce, written_records
+
+from semel.cli.root import root
+from semel.client.cluster import Cluster
+from semel.client.transaction_admin import TransactionAdmin
+from semel.sinks.kafka import KafkaSink
+from semel.sinks.kafka.markers import transactional_id_of
 
 SUPERVISED: Final = HERE / "pipelines" / "supervised.py"
 SEMEL_RUN: Final = (sys.executable, "-c", "from semel.cli.run import command; command()")
+# A life is short here, and most of it is the start of its JVM.
+QUICK_START: Final = tuple(
+    argument for name, value in TEST_SETTINGS.items() for argument in ("--set", f"{name}={value}")
+)
 RUN_TIMEOUT_S: Final = 240.0
+POLL_S: Final = 0.05
 ROWS: Final = 200
 
 
-def start_run(file: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+class Supervised:
+    """Topics with content, and runs of the pipeline, one after the other."""
+
+    def __init__(self, bootstrap: str, directory: Path) -> None:
+        self.bootstrap = bootstrap
+        self.directory = directory
+        self.gate = directory / "gate"
+        self.runs: list[subprocess.Popen[str]] = []
+        self.below: list[psutil.Process] = []
+        for topic, partitions in (("orders", 2), ("out", 3)):
+            create_topic(bootstrap, topic, partitions)
+        self.feed(0, ROWS)
+
+    def feed(self, start: int, stop: int) -> None:
+        produce(self.bootstrap, "orders", [Row(b"v%d" % i, b"k%d" % i) for i in range(start, stop)])
+
+    def start(
+        self, *arguments: str, stderr: Any = subprocess.PIPE, **environment: str
+    ) -> subprocess.Popen[str]:
+        run = start_run(
+            SUPERVISED,
+            *arguments,
+            stderr=stderr,
+            TEST_DIRECTORY=str(self.directory),
+            TEST_BOOTSTRAP=self.bootstrap,
+            **environment,
+        )
+        self.runs.append(run)
+        return run
+
+    def start_held(self) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+        """A run whose first batch is under way and stays so; the run, and the processes below it."""
+        begun = self.directory / "begun"
+        begun.unlink(missing_ok=True)
+        run = self.start(TEST_GATE=str(self.gate))
+        until(lambda: begun.exists() or run.poll() is not None, "the batch begins")
+        assert run.poll() is None
+        below = psutil.Process(run.pid).children(recursive=True)
+        self.below += below
+        return run, below
+
+    def committed(self) -> Counter[bytes | None]:
+        return Counter(record.value for _, record in committed_records(self.bootstrap, "out"))
+
+    def written(self) -> Counter[bytes | None]:
+        return Counter(record.value for _, record in written_records(self.bootstrap, "out"))
+
+    def check(self, rows: int = ROWS) -> None:
+        assert self.committed() == Counter(b"v%d" % i for i in range(rows))
+
+    def has_open_transaction(self) -> bool:
+        return asyncio.run(self._has_open_transaction())
+
+    async def _has_open_transaction(self) -> bool:
+        async with Cluster(self.bootstrap) as cluster:
+            return (await TransactionAdmin(cluster).describe(transactional_id_of("supervised"))).is_open
+
+    async def take(self) -> None:
+        """What a second driver of the name does first."""
+        async with KafkaSink(self.bootstrap, "out") as other:
+            await other.open("supervised")
+
+
+@pytest.fixture
+def supervised(broker: BrokerProcess, tmp_path: Path) -> Iterator[Supervised]:
+    supervised = Supervised(broker.bootstrap, tmp_path)
+    yield supervised
+    supervised.gate.touch()
+    for run in supervised.runs:
+        run.terminate()
+        run.wait(RUN_TIMEOUT_S)
+    for process in supervised.below:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def start_run(
+    file: Path, *arguments: str, stderr: Any = subprocess.PIPE, **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*SEMEL_RUN, str(file), "--master", "local[2]", *arguments],
+        [*SEMEL_RUN, str(file), "--master", "local[2]", *QUICK_START, *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, **environment},
     )
 
 
-def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
-    for topic, partitions in (("orders", 2), ("out", 3)):
-        create_topic(broker.bootstrap, topic, partitions)
-    produce(broker.bootstrap, "orders", [Row(b"v%d" % i, b"k%d" % i) for i in range(ROWS)])
-    port = free_port()
-    run = start_run(
-        SUPERVISED,
-        "--until-caught-up",
-        "--metrics",
-        f"127.0.0.1:{port}",
-        TEST_DIRECTORY=str(tmp_path),
-        TEST_BOOTSTRAP=broker.bootstrap,
-    )
+def until(holds: Callable[[], bool], what: str) -> None:
+    give_up = time.monotonic() + RUN_TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < give_up, f"it did not come to pass that {what}"
+        time.sleep(POLL_S)
+
+
+class Terminal:
+    """A screen to write errors to; `text` is all that was ever on it."""
+
+    def __init__(self) -> None:
+        self._master, self.slave = pty.openpty()
+        self._seen: list[bytes] = []
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        try:
+            while some := os.read(self._master, 65_536):
+                self._seen.append(some)
+        except OSError:
+            pass  # Linux says so when the last writer is gone
+
+    def text(self) -> str:
+        """Call it when the writers have ended."""
+        os.close(self.slave)
+        self._reading.join(RUN_TIMEOUT_S)
+        return b"".join(self._seen).decode()
+
+
+def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(supervised: Supervised) -> None:
+    """Its first life dies with its rows and its marker in an open transaction, its second after a commit."""
+    port, screen = free_port(), Terminal()
+    metrics = ("--metrics", f"127.0.0.1:{port}")
+    run = supervised.start("--until-caught-up", *metrics, stderr=screen.slave, TEST_DEATHS="before-1 after-2")
     seen = watch_metrics(run, port)
-    out, err = run.communicate(timeout=RUN_TIMEOUT_S)
+    out, _ = run.communicate(timeout=RUN_TIMEOUT_S)
+    err = screen.text()
     assert run.returncode == 0, err
-    assert "started again" in err
-    assert (tmp_path / "died").exists()
-    assert re.match(r"supervised: batch \d, epoch \d committed, .* lag 0 ", out)
-    assert "1 restarts" in out
-    found = Counter(record.value for _, record in committed_records(broker.bootstrap, "out"))
-    assert found == Counter(b"v%d" % i for i in range(ROWS))
-    assert "semel_pipeline_restarts_total 1" in seen
+    assert err.count("started again") == 2
+    assert {path.name for path in supervised.directory.glob("died-*")} == {"died-before-1", "died-after-2"}
+    assert re.fullmatch(
+        r"supervised: batch (\d), epoch \1 committed, \d+ rows, [\d,]+ rows/s, lag 0 \| 2 restarts\n", out
+    )
+
+    supervised.check()
+    # What the first life left open was aborted by the second: long before the transaction's timeout.
+    aborted = supervised.written() - supervised.committed()
+    assert 0 < aborted.total() <= 50
+    assert set(aborted.values()) == {1}
+    assert not supervised.has_open_transaction()
+
+    assert "semel_pipeline_restarts_total 2" in seen
     assert 'semel_pipeline_skips_total{pipeline="supervised"} 1' in seen
+
+    bars = re.findall(r"\r\x1b\[2Ksupervised \[(#*)(-*)\] +(\d+) % batch \d, epoch \d committed, ", err)
+    assert bars, err
+    assert {len(full) + len(rest) for full, rest, _ in bars} == {20}
+    percents = [int(percent) for _, _, percent in bars]
+    assert percents == sorted(percents)
+    assert percents[-1] == 100
+    assert err.endswith("\r\x1b[2K"), "the bar is left on the screen"
 
 
 def watch_metrics(run: subprocess.Popen[str], port: int) -> str:
@@ -72,6 +205,57 @@ def watch_metrics(run: subprocess.Popen[str], port: int) -> str:
             pass  # not there yet, or gone
         time.sleep(0.1)
     return seen
+
+
+def test_a_pipeline_that_is_fenced_or_whose_marker_does_not_fit_is_not_started_again(
+    supervised: Supervised,
+) -> None:
+    run = supervised.start("--trigger", "100 milliseconds")
+    until(lambda: supervised.committed().total() == ROWS or run.poll() is not None, "all is committed")
+    asyncio.run(supervised.take())
+    supervised.feed(ROWS, ROWS + 20)
+    _, err = run.communicate(timeout=RUN_TIMEOUT_S)
+    assert run.returncode == 2, err
+    assert re.search(rf"FencedOut: .*process {os.getpid()} on ", err)
+    supervised.check()
+
+    adopt = ["sink", "adopt", "supervised", "--epoch", "70", "--bootstrap", supervised.bootstrap]
+    assert CliRunner().invoke(root, adopt).exit_code == 0
+    run = supervised.start("--until-caught-up")
+    _, mismatch = run.communicate(timeout=RUN_TIMEOUT_S)
+    assert run.returncode == 2, mismatch
+    assert re.search("MarkerMismatch: .*rolled back.*semel sink adopt", mismatch)
+    assert "started again" not in err + mismatch
+    supervised.check()
+
+
+def test_a_batch_under_way_is_aborted_when_the_run_is_terminated_or_its_supervisor_dies(
+    supervised: Supervised,
+) -> None:
+    run, below = supervised.start_held()
+    run.terminate()
+    _, err = run.communicate(timeout=RUN_TIMEOUT_S)
+    assert run.returncode == 0, err
+    assert all_gone(below)
+    assert not supervised.has_open_transaction()
+
+    run, below = supervised.start_held()
+    run.kill()
+    run.wait(RUN_TIMEOUT_S)
+    assert all_gone(below), "the pipeline runs on, and nobody looks after it"
+    assert not supervised.has_open_transaction()
+    assert supervised.committed() == Counter()
+
+    supervised.gate.touch()
+    run = supervised.start("--until-caught-up")
+    _, err = run.communicate(timeout=RUN_TIMEOUT_S)
+    assert run.returncode == 0, err
+    supervised.check()
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    assert processes
+    return not psutil.wait_procs(processes, timeout=RUN_TIMEOUT_S / 4)[1]
 
 
 def test_a_file_without_a_pipeline_is_not_started_again(tmp_path: Path) -> None:
