@@ -409,6 +409,19 @@ def settle(*consumers: Consumer) -> None:
         time.sleep(PAUSE_S)
 
 
+def know_the_topic(run: Run) -> None:
+    """Wait until the coordinator of the run's group can assign its topic, and leave no trace of the group.
+
+    A topic that was just made is unknown to Kafka's coordinator for a while. A group is stable without any
+    partition then, forgets who had which, and shares them out anew once it knows."""
+    scout = Consumer(run)
+    scout.join("")
+    settle(scout)
+    scout.beat("", member_epoch=-1)
+    request = deleting.DeleteGroupsRequest(groups_names=[run.group])
+    assert run.ask(request, 2, lambda response: response.results[0].error_code).results[0].error_code == 0
+
+
 def stable_pair(run: Run, **fields: Any) -> tuple[Member, Member]:
     """A leader and a follower in a stable group of generation 2, two partitions each."""
     leader, follower = run.member(**fields), run.member(**fields)

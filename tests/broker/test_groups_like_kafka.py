@@ -18,6 +18,7 @@ from group_runs import (
     Consumer,
     Run,
     assignment,
+    know_the_topic,
     settle,
     stable_pair,
     subscription,
@@ -381,6 +382,7 @@ def static_consumers(run: Run) -> None:
 
 
 def from_classic_to_consumer_and_back(run: Run) -> None:
+    know_the_topic(run)
     old = run.member()
     old.join()
     old.ask(old.sync_request({old.member_id: assignment(run.topic, 0, 1, 2, 3)}), 5)
