@@ -7,7 +7,7 @@ modulo the number of partitions. One key at a time, or a whole column with numpy
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from semel.wire.columns import BinaryColumn, Bytes, Ints, Words
+    from semel.wire.columns import BinaryColumn, Bools, Bytes, Ints, Words
 
 SEED: Final = 0x9747B28C
 MULTIPLIER: Final = 0x5BD1E995
@@ -50,7 +50,7 @@ def murmur2_column(keys: "BinaryColumn") -> "Words":
     hashed: Words = (lengths ^ SEED).astype(np.uint32)
     word_counts = lengths >> 2
     for i in range(int(word_counts.max(initial=0))):
-        rows = np.flatnonzero(word_counts > i)
+        rows = _rows_where(word_counts > i)
         word = _words_at(keys.buffer, starts[rows] + 4 * i) * np.uint32(MULTIPLIER)
         word = (word ^ (word >> np.uint32(ROTATION))) * np.uint32(MULTIPLIER)
         hashed[rows] = (hashed[rows] * np.uint32(MULTIPLIER)) ^ word
@@ -72,6 +72,13 @@ def partition_column(keys: "BinaryColumn", partition_count: int) -> "Ints":
     return partitions
 
 
+def _rows_where(chosen: "Bools") -> "Ints | slice":
+    """Their indexes; all of them as a slice, which copies nothing: keys are often of one length."""
+    import numpy as np
+
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
 def _words_at(buffer: "Bytes", at: "Ints") -> "Words":
     """The four bytes at each place as one number, the first byte lowest."""
     import numpy as np
@@ -88,7 +95,7 @@ def _mix_tails(hashed: "Words", buffer: "Bytes", starts: "Ints", lengths: "Ints"
     tails = lengths & 3
     ends = starts + (lengths & ~3)
     for i in (2, 1, 0):
-        rows = np.flatnonzero(tails > i)
+        rows = _rows_where(tails > i)
         hashed[rows] ^= buffer[ends[rows] + i].astype(np.uint32) << np.uint32(8 * i)
-    rows = np.flatnonzero(tails)
+    rows = _rows_where(tails > 0)
     hashed[rows] *= np.uint32(MULTIPLIER)

@@ -43,6 +43,11 @@ def test_a_column_is_hashed_like_its_keys(keys: list[bytes]) -> None:
     assert murmur2_column(BinaryColumn.of(keys)).tolist() == [murmur2(key) for key in keys]
 
 
+@given(st.integers(0, 20).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), min_size=1)))
+def test_keys_of_one_length_are_hashed_like_any_other(keys: list[bytes]) -> None:
+    assert murmur2_column(BinaryColumn.of(keys)).tolist() == [murmur2(key) for key in keys]
+
+
 def test_very_long_keys_do_not_hold_up_a_column() -> None:
     keys = [b"short", bytes(100_000), b"x" * (MAX_COLUMN_KEY_BYTES + 1), b"", b"y" * MAX_COLUMN_KEY_BYTES]
     assert murmur2_column(BinaryColumn.of(keys)).tolist() == [murmur2(key) for key in keys]
