@@ -13,6 +13,10 @@ small `TransactionHandle`; whoever has the handle writes batches, each writer to
   the commit was sent, abort is never sent. The same commit is sent again, until `end_timeout_ms`; then
   `UnknownOutcomeError` is raised, and `commit` may be called again to go on asking.
 - Fencing is final. An owner that answers it with a new `open` would fence the one that replaced it.
+- But whoever takes too long is fenced, too, and on version 2 an abort with one's own identity tells: it is
+  accepted, and gives the next identity, only where this very transaction was aborted and nobody has taken the
+  id since; whoever has is not touched by it. So there fencing inside a transaction spoils it, and is final if
+  the abort is refused. On version 1 nothing tells.
 - Where neither a partition nor a group can have joined there is nothing to end, and nothing is sent.
 
 Two-phase commit (KIP-939): `prepare` gives a text to store with the other half of the commit. Such a
@@ -38,7 +42,15 @@ from semel.client.errors import (
 from semel.client.group_offsets import CommittedOffset, GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.producer import NO_IDENTITY, ProducerIdentity, TransactionScope
-from semel.errors import AbortableError, BrokerError, ConfigError, FatalError, RetriableError, SemelError
+from semel.errors import (
+    AbortableError,
+    BrokerError,
+    ConfigError,
+    FatalError,
+    FencedError,
+    RetriableError,
+    SemelError,
+)
 from semel.wire.errors import ErrorCode
 
 DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 60_000
@@ -326,11 +338,16 @@ class SharedTransaction:
         meaning = spoiling(error)
         if isinstance(meaning, ConfigError):
             return meaning  # the call was wrong, and nothing was sent
-        if isinstance(meaning, BrokerError) and not isinstance(meaning, AbortableError):
+        is_over = isinstance(meaning, BrokerError) and not isinstance(meaning, AbortableError)
+        if is_over and not self._may_have_timed_out(meaning):
             self._fail(meaning)
         elif self._state is State.OPEN:
             self._enter(State.SPOILED)
         return meaning
+
+    def _may_have_timed_out(self, error: SemelError) -> bool:
+        """Whether a fencing error leaves it open who has ended the transaction, so that the abort tells."""
+        return self._version >= VERSION_2 and isinstance(error, FencedError)
 
     # Its end
 

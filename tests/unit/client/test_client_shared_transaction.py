@@ -36,6 +36,11 @@ from semel.wire.messages.offset_fetch import (
     OffsetFetchResponseTopic,
 )
 from semel.wire.messages.produce import PartitionProduceResponse, ProduceResponse, TopicProduceResponse
+from semel.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 from semel.wire.records import Record
 
 FIRST = TopicPartition("t", 0)
@@ -231,9 +236,9 @@ async def test_a_batch_that_was_refused_spoils_the_transaction_and_no_other() ->
         await producer.close()
 
 
-async def test_a_fenced_batch_ends_the_producer() -> None:
+async def test_a_fenced_batch_ends_the_producer_on_version_1() -> None:
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
-        producer = await begun(cluster)
+        producer = await begun(cluster, VERSION_1)
         broker.misbehave(ApiKey.PRODUCE, refuse_batch(ErrorCode.INVALID_PRODUCER_EPOCH))
         await producer.send("t", b"late")
         with pytest.raises(FencedError):
@@ -242,6 +247,53 @@ async def test_a_fenced_batch_ends_the_producer() -> None:
             await producer.abort()
         await producer.close()
         assert broker.seen(ApiKey.END_TXN) == []
+
+
+def abort_by_timeout(broker: FakeBroker, request: Any) -> TxnOffsetCommitResponse:
+    """The broker has aborted the transaction, and raised the epoch, before these offsets came."""
+    producer_id, epoch = broker.identities["id"]
+    broker.identities["id"] = (producer_id, epoch + 1)
+    broker.ends.append((epoch, False))
+    return refuse_offsets(broker, request)
+
+
+def refuse_offsets(broker: FakeBroker, request: Any) -> TxnOffsetCommitResponse:
+    answer = TxnOffsetCommitResponsePartition(0, ErrorCode.INVALID_PRODUCER_EPOCH)
+    return TxnOffsetCommitResponse(topics=[TxnOffsetCommitResponseTopic("t", [answer])])
+
+
+async def test_an_abort_that_is_accepted_after_fencing_was_a_timeout_and_the_owner_goes_on() -> None:
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        async with SharedTransaction(cluster, "id") as owner:
+            await owner.begin()
+            broker.misbehave(ApiKey.TXN_OFFSET_COMMIT, abort_by_timeout)
+            with pytest.raises(FencedError):
+                await owner.commit_offsets(GROUP, {FIRST: CommittedOffset(1)})
+            with pytest.raises(TransactionStateError, match="abort it and begin another"):
+                await owner.commit()
+            await owner.abort()
+            await owner.begin()
+            assert owner.identity.producer_epoch == 1
+            await owner.commit_offsets(GROUP, {FIRST: CommittedOffset(1)})
+            await owner.commit()
+        assert broker.ends == [(0, False), (1, True)]
+        assert len(broker.seen(ApiKey.INIT_PRODUCER_ID)) == 1, "that would fence a successor"
+
+
+async def test_an_abort_that_is_refused_after_fencing_is_final() -> None:
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        async with SharedTransaction(cluster, "id") as owner:
+            await owner.begin()
+            broker.misbehave(ApiKey.TXN_OFFSET_COMMIT, refuse_offsets)
+            broker.misbehave(ApiKey.END_TXN, refuse_end(ErrorCode.PRODUCER_FENCED))
+            with pytest.raises(FencedError):
+                await owner.commit_offsets(GROUP, {FIRST: CommittedOffset(1)})
+            for again in (owner.abort, owner.abort, owner.begin, owner.commit):
+                with pytest.raises(FencedError):
+                    await again()
+            assert owner.state is State.FAILED
+        assert len(broker.seen(ApiKey.END_TXN)) == 1
+        assert len(broker.seen(ApiKey.INIT_PRODUCER_ID)) == 1
 
 
 async def test_a_transaction_with_nothing_in_it_is_not_ended() -> None:
