@@ -24,9 +24,9 @@ from semel.sinks.service import dial
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import State, WriterPlan
 from semel.sinks.sql import intake
+from semel.sinks.sql.dialect import Form
 from semel.sinks.sql.intake import FRAME
 from semel.sinks.sql.sink import SqlSink
-from semel.sinks.sql.writers import FRAME_ROWS
 from semel.testing.postgres_server import PostgresServer
 
 CREATE = "CREATE TABLE kept (id bigint PRIMARY KEY, value text)"
@@ -112,6 +112,12 @@ async def run_epoch(sink: SqlSink, epoch: int, given: list[dict[str, Any]]) -> N
     await sink.commit(epoch, [await writer.finish()])
 
 
+async def bring(writer: Any, given: list[dict[str, Any]]) -> None:
+    """Waits for what becomes of the rows, which a writer elsewhere hears of later."""
+    await writer.write(given)
+    await writer._way.settle()
+
+
 async def test_writers_elsewhere_bring_their_rows_into_the_one_transaction(table: Table) -> None:
     async with table.opened() as sink:
         for epoch in range(3):
@@ -136,9 +142,9 @@ async def test_a_second_attempt_is_refused_once_the_first_has_written(table: Tab
     async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         idle, first, second = (plan.writer(0, attempt) for attempt in ("idle", "first", "second"))
-        await first.write(rows(1))
+        await bring(first, rows(1))
         with pytest.raises(WriteFailed, match=r"tried twice \(attempts first and second\)"):
-            await second.write(rows(1))
+            await bring(second, rows(1))
         await idle.cancel()
         # The first is none the worse for it.
         await first.write(rows(2))
@@ -150,7 +156,7 @@ async def test_what_a_lost_attempt_has_written_is_not_committed(table: Table) ->
     async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         lost, other = plan.writer(0, "lost"), plan.writer(1)
-        await lost.write(rows(1))
+        await bring(lost, rows(1))
         await lost.cancel()
         await other.write(rows(2))
         with pytest.raises(CommitFailed, match="holds 2 rows and the receipts promise 1") as caught:
@@ -169,7 +175,7 @@ async def test_a_late_writer_of_an_epoch_that_is_over_is_refused(table: Table) -
         writer = plan.writer(0)
         await writer.write(rows(1))
         with pytest.raises(WriteFailed, match="turn 1, which is over"):
-            await late.write(rows(2))
+            await bring(late, rows(2))
         await sink.commit(0, [await writer.finish()])
         assert table.ids() == [1]
 
@@ -179,18 +185,65 @@ async def test_a_row_that_the_server_refuses_is_named_to_the_writer_elsewhere(ta
         await run_epoch(sink, 0, rows(1))
         plan = pickle.loads(pickle.dumps(await sink.begin(1)))
         good, bad = plan.writer(0), plan.writer(1)
-        await good.write(rows(2))
+        await bring(good, rows(2))
         with pytest.raises(WriteFailed, match="uplicate") as caught:
-            await bad.write(rows(1))
+            await bring(bad, rows(1))
         assert caught.value.is_permanent
         with pytest.raises(WriteFailed, match="the epoch is spoiled"):
-            await good.write(rows(3))
+            await bring(good, rows(3))
         with pytest.raises(CommitFailed, match="uplicate") as failed:
             await sink.commit(1, [])
         assert failed.value.is_permanent
         await sink.abort(1)
         await run_epoch(sink, 1, rows(3))
         assert table.ids() == [1, 3]
+
+
+async def test_a_row_that_the_server_refuses_is_named_by_finish_at_the_latest(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        await run_epoch(sink, 0, rows(1))
+        writer = pickle.loads(pickle.dumps(await sink.begin(1))).writer(0)
+        await writer.write(rows(1))
+        with pytest.raises(WriteFailed, match="uplicate") as caught:
+            await writer.finish()
+        assert caught.value.is_permanent
+        await writer.cancel()
+        await sink.abort(1)
+        await run_epoch(sink, 1, rows(2))
+        assert table.ids() == [1, 2]
+
+
+async def test_rows_are_made_while_those_before_are_loaded_and_not_too_many(table: Table) -> None:
+    """The server waits for somebody else's lock: so does the writer, but not at once."""
+    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+        writer = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
+        with table.locked_row(1):
+            for number in range(1, intake.MAX_UNANSWERED + 1):
+                await writer.write(rows(number))
+            one_more = asyncio.ensure_future(writer.write(rows(intake.MAX_UNANSWERED + 1)))
+            await table.until_somebody_waits()
+            assert not one_more.done()
+        await one_more
+        await sink.commit(0, [await writer.finish()])
+        assert table.ids() == list(range(1, intake.MAX_UNANSWERED + 2))
+
+
+async def test_a_writer_that_gives_up_lets_go_of_rows_on_their_way(table: Table) -> None:
+    async with table.opened(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
+        writer = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
+        with table.locked_row(1):
+            await writer.write(rows(1))
+            await table.until_somebody_waits()
+            # More than sockets hold: it cannot leave while nobody reads it.
+            await writer.write([{"id": 2, "value": "v" * 40_000_000}])
+            sending = writer._way._sending
+            await asyncio.sleep(0)
+            assert not sending.done()
+            await writer.cancel()
+            assert sending.cancelled()
+            await sink.abort(0)
+        await run_epoch(sink, 0, rows(1))
+        assert table.ids() == [1]
 
 
 async def test_a_writer_that_dies_within_a_frame_leaves_nothing(table: Table) -> None:
@@ -215,7 +268,7 @@ async def test_nothing_is_locked_before_the_first_rows_come(
             async with table.opened() as new:
                 assert "ending the connection" not in caplog.text
                 with pytest.raises(FencedOut):
-                    await pickle.loads(pickle.dumps(plan)).writer(0).write(rows(*range(FRAME_ROWS)))
+                    await bring(pickle.loads(pickle.dumps(plan)).writer(0), rows(*range(Form.frame_rows)))
                 await run_epoch(new, 0, rows(1))
         assert old.state is State.FAILED
     assert table.ids() == [1]
@@ -226,7 +279,7 @@ async def test_a_load_that_hangs_does_not_hold_up_the_abort(table: Table) -> Non
     async with table.opened(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         with table.locked_row(7):
-            writing = asyncio.ensure_future(plan.writer(0).write(rows(7)))
+            writing = asyncio.ensure_future(bring(plan.writer(0), rows(7)))
             await table.until_somebody_waits()
             await sink.abort(0)
             with pytest.raises(WriteFailed, match="cut short"):

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from mariadb_server import MariaDBServer
 from mysql_driver import make_sink
 from postgres_driver import SINK_ID, STEPS, WRITER_STEPS, Stopper, expected, origin_of, run_epoch, run_epochs
+from stopped import wait_until_stopped
 
 DRIVER = Path(__file__).with_name("mysql_driver.py")
 EPOCHS = 2
@@ -44,7 +44,7 @@ class Driver:
 
     def wait_until_stopped(self) -> None:
         assert self.read_line().startswith("at "), "it never reached its step"
-        wait_until_asleep(self._process.pid)
+        wait_until_stopped(self._process.pid)
 
     def wake(self) -> str:
         """What it says when it goes on."""
@@ -62,12 +62,6 @@ class Driver:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def wait_until_asleep(pid: int) -> None:
-    process = psutil.Process(pid)
-    while process.status() != psutil.STATUS_STOPPED:
-        assert process.is_running()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_proxy import PostgresProxy
+from stopped import freeze
 
 from semel.errors import ConfigError
 from semel.sinks.blocking import BlockingSink
@@ -28,9 +29,11 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.postgres import PostgresDialect, PostgresSink
+from semel.sinks.postgres.session import _failure
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import State
+from semel.sinks.sql.failures import Cause
 from semel.sinks.sql.registry import SqlRegistry
 from semel.sinks.sql.target import Strategy
 from semel.testing.postgres_server import PostgresServer
@@ -448,7 +451,7 @@ async def test_a_constraint_that_is_checked_at_commit_fails_the_commit(
     async with opened(postgres, strategy=strategy) as sink:
         with pytest.raises(CommitFailed, match="kept_id_fkey") as caught:
             await run_epoch(sink, 0, rows(1))
-        assert caught.value.is_permanent
+        assert not caught.value.is_permanent, "another pipeline may yet write what it refers to"
         await sink.abort(0)
         postgres.query("INSERT INTO parents VALUES (1)")
         await run_epoch(sink, 0, rows(1))
@@ -714,7 +717,8 @@ async def test_a_server_that_freezes_does_not_freeze_the_sink(table: PostgresSer
         receipts = await write_all(sink, 0, rows(1))
         processes = table.processes()
         for pid in processes:
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # the process of a writer that was just leaving
+                freeze(pid)
         started = time.monotonic()
         try:
             with pytest.raises(CommitFailed, match="within 2 s"):
@@ -833,3 +837,15 @@ async def test_a_password_is_in_no_text() -> None:
     with pytest.raises(ConnectionLost) as caught:
         await sink.open("s")
     assert "secret-word" not in str(caught.value) + repr(sink._dialect)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ('FATAL:  password authentication failed for user "semel"', Cause.DENIED),
+        ("FATAL:  canceling authentication due to timeout", Cause.LOST),
+    ],
+)
+def test_a_server_that_has_no_time_for_a_connection_has_not_refused_it(said: str, cause: Cause) -> None:
+    error = psycopg.OperationalError(f"connection failed: {said}")
+    assert _failure(error, is_connecting=True).cause is cause

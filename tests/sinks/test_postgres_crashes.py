@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from postgres_driver import (
     SINK_ID,
@@ -21,6 +20,7 @@ from postgres_driver import (
     run_epoch,
     run_epochs,
 )
+from stopped import wait_until_stopped
 
 from semel.testing.postgres_server import PostgresServer
 
@@ -54,7 +54,7 @@ class Driver:
 
     def wait_until_stopped(self) -> None:
         assert self.read_line().startswith("at "), "it never reached its step"
-        wait_until_asleep(self._process.pid)
+        wait_until_stopped(self._process.pid)
 
     def wake(self) -> str:
         """What it says when it goes on."""
@@ -72,12 +72,6 @@ class Driver:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-
-
-def wait_until_asleep(pid: int) -> None:
-    process = psutil.Process(pid)
-    while process.status() != psutil.STATUS_STOPPED:
-        assert process.is_running()
 
 
 @pytest.fixture

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
+from semel.client.metadata import Address
 from semel.sinks.errors import WriteFailed
 from semel.sinks.receipts import Attempt, Place
+from semel.sinks.service import Channel
 from semel.sinks.sql.dialect import Loaded, Part
 from semel.sinks.sql.intake import Intake
 
@@ -82,3 +85,14 @@ async def test_who_gives_up_waiting_for_a_load_spoils_the_epoch() -> None:
         await loading
     with pytest.raises(WriteFailed, match="the epoch is spoiled"):
         await intake.load(Attempt.new(place, 1, "0"), [ROW])
+
+
+async def test_a_connection_whose_rows_are_not_read_for_long_is_not_given_up() -> None:
+    """They wait for their turn: Linux would take that for a peer that is gone, if it were told a time."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        channel = await Channel.open(Address(*listener.getsockname()))
+        try:
+            assert channel._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+            assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        finally:
+            channel.close()

@@ -8,7 +8,7 @@ width), and Arrow joins them element by element; the buffer of the result is wha
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,9 @@ class BulkForm(Form):
     columns: tuple[Column, ...]
     stamp: str | None
     max_bytes: int
+
+    # The server takes longer for a row than others do, and little for an execution: it is to begin soon.
+    frame_rows: ClassVar[int] = 10_000
 
     @property
     def statement(self) -> str:

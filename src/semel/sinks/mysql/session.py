@@ -62,7 +62,8 @@ CAUSES: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(
         (1048, 1062, 1136, 1153, 1172, 1261, 1262, 1263, 1264, 1265, 1292, 1364, 1366), Cause.ROW
     ),
-    **dict.fromkeys((1367, 1406, 1411, 1451, 1452, 1526, 1586, 1644, 1690, 3140, 3819, 4025), Cause.ROW),
+    **dict.fromkeys((1367, 1406, 1411, 1451, 1526, 1586, 1644, 1690, 3140, 3819, 4025), Cause.ROW),
+    **dict.fromkeys((1216, 1452), Cause.REFERENCE),
     **dict.fromkeys((1044, 1045, 1095, 1142, 1143, 1227, 1370, 1410, 1698), Cause.DENIED),
     **dict.fromkeys((1046, 1049, 1051, 1054, 1146), Cause.MISSING),
 }
@@ -399,7 +400,7 @@ def writer_lock(label: str, number: int) -> str:
 
 def _cause_of_row(code: int) -> Cause:
     cause = CAUSES.get(code, Cause.ROW)
-    return cause if cause in (Cause.LOCKED, Cause.CONFLICT) else Cause.ROW
+    return cause if cause in (Cause.LOCKED, Cause.CONFLICT, Cause.REFERENCE) else Cause.ROW
 
 
 def _close(connection: LoadingConnection) -> None:

@@ -44,6 +44,7 @@ CAUSES_BY_STATE: Final[Mapping[str, Cause]] = {
     "55P03": Cause.LOCKED,
     "40001": Cause.CONFLICT,
     "40P01": Cause.CONFLICT,
+    "23503": Cause.REFERENCE,
     "21000": Cause.ROW,
     "42804": Cause.ROW,
     "P0001": Cause.ROW,  # a trigger raised
@@ -185,7 +186,7 @@ def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure
 
 
 def _cause_without_state(error: psycopg.Error, is_connecting: bool) -> Cause:
-    if is_connecting and "authentication" in str(error):
+    if is_connecting and "authentication failed" in str(error):
         return Cause.DENIED
     is_broken = error.pgconn is not None and error.pgconn.status != psycopg.pq.ConnStatus.OK
     if is_connecting or is_broken or isinstance(error, psycopg.OperationalError):

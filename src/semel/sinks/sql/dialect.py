@@ -6,7 +6,7 @@ Parameters are written `%s`. Statements that create or drop run at open only, ne
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from semel.sinks.sql.columns import Column, Layout, TableColumn
 from semel.sinks.sql.names import TableName
@@ -29,6 +29,11 @@ class Form(ABC):
 
     A session makes it, since it knows the server. It is picklable: writers elsewhere encode, and the session
     loads what they have made.
+    """
+
+    frame_rows: ClassVar[int] = 20_000
+    """Rows for an owner elsewhere leave in frames of so many, so that it has something to load early. Each is
+    a load: of much smaller ones the server has less.
     """
 
     @abstractmethod

@@ -8,11 +8,14 @@ class Cause(Enum):
     LOCKED = "another transaction holds a lock for too long"
     CONFLICT = "the server chose this transaction to end a deadlock or to keep others serializable"
     ROW = "a row breaks a type or a constraint"
+    REFERENCE = "a row refers to another one that is not there: it may come"
     DENIED = "permission was refused"
     MISSING = "a table or column is not there"
     OTHER = "something else"
 
 
+# Who is to blame is a row, and not the server or another transaction.
+OF_A_ROW: frozenset[Cause] = frozenset({Cause.ROW, Cause.REFERENCE})
 # The same statement would fail again.
 PERMANENT: frozenset[Cause] = frozenset({Cause.ROW, Cause.DENIED, Cause.MISSING})
 

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
@@ -153,11 +153,15 @@ class IntakeWay(ABC):
 
     @abstractmethod
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
-        """Returns when the server has taken all of it; raises a SinkError otherwise."""
+        """Hands rows over. What becomes of them is said by a later call, at the latest by `settle`."""
 
     @abstractmethod
-    def close(self) -> None:
-        """Lets go. Idempotent."""
+    async def settle(self) -> None:
+        """Returns when the server has taken all that was handed over; raises a SinkError otherwise."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Lets go, also of rows that are on their way. Idempotent."""
 
 
 class LocalIntake(IntakeWay):
@@ -170,7 +174,10 @@ class LocalIntake(IntakeWay):
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
         return await self._home.run(self._intake.load(attempt, parts))
 
-    def close(self) -> None:
+    async def settle(self) -> None:
+        pass
+
+    async def close(self) -> None:
         pass
 
 
@@ -203,50 +210,75 @@ class IntakeService(OwnerService):
 
 
 class RemoteIntake(IntakeWay):
-    """For writers in other processes: one connection for as long as the writer lives."""
+    """For writers in other processes: one connection for as long as the writer lives.
+
+    Rows leave in the background: while the owner loads one frame, the writer makes the next.
+    """
 
     def __init__(self, service: ServiceAddress) -> None:
         self._service = service
         self._channel: Channel | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._unanswered = 0
 
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
-        """Encodes the next part while the owner loads the last."""
-        rows = sent = unanswered = 0
-        try:
-            for part in parts:
-                if unanswered == MAX_UNANSWERED:
-                    await self._confirmed()
-                    unanswered -= 1
-                await self._send(attempt, part)
-                unanswered += 1
-                rows += part.rows
-                sent += len(part.content)
-            for _ in range(unanswered):
-                await self._confirmed()
-        except (OSError, ValueError, TimeoutError) as error:
-            raise WriteFailed(
-                f"{attempt} could not bring its rows to the sink's owner at {self._service.address}: "
-                f"{error or type(error).__name__}. Is the owner alive, and can this machine reach it? "
-                "`share(host)` says where it listens"
-            ) from error
+        rows = sent = 0
+        for part in parts:
+            with self._explained():
+                if self._unanswered == MAX_UNANSWERED:
+                    await self._hear_answer()
+                await self._last_is_sent()
+                if self._channel is None:
+                    self._channel = await dial(self._service, attempt.fields())
+            self._sending = asyncio.create_task(_send(self._channel, part))
+            self._unanswered += 1
+            rows += part.rows
+            sent += len(part.content)
         return Loaded(rows, sent, rows)
 
-    async def _send(self, attempt: Attempt, part: Part) -> None:
-        if self._channel is None:
-            self._channel = await dial(self._service, attempt.fields())
-        await self._channel.send(FRAME.pack(part.rows, len(part.content)))
-        await self._channel.send(part.content)
+    async def settle(self) -> None:
+        with self._explained():
+            while self._unanswered:
+                await self._hear_answer()
+            await self._last_is_sent()
 
-    async def _confirmed(self) -> None:
-        assert self._channel is not None
-        error = _from_fields(await self._channel.hear())
-        if error is not None:
-            raise error
-
-    def close(self) -> None:
+    async def close(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.cancel()
+            await asyncio.wait({sending})
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    async def _last_is_sent(self) -> None:
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+            self._sending.result()
+
+    async def _hear_answer(self) -> None:
+        assert self._channel is not None
+        fields = await self._channel.hear()
+        self._unanswered -= 1
+        error = _from_fields(fields)
+        if error is not None:
+            raise error
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, TimeoutError) as error:
+            raise WriteFailed(
+                f"rows could not be brought to the sink's owner at {self._service.address}: "
+                f"{str(error) or type(error).__name__}. Is the owner alive, and can this machine reach it? "
+                "`share(host)` says where it listens"
+            ) from error
+
+
+async def _send(channel: Channel, part: Part) -> None:
+    await channel.send(FRAME.pack(part.rows, len(part.content)))
+    await channel.send(part.content)
 
 
 def _cut_short() -> WriteFailed:
@@ -277,15 +309,18 @@ def write_error(failure: SqlFailure) -> SinkError:
 # Errors on the way to a writer elsewhere: by class, since that says what its owner may do.
 
 _LOST, _FENCED, _FAILED, _REFUSED = "lost", "fenced", "failed", "refused"
+# So that it fits into a message, however its characters are written there.
+MAX_REASON_CHARACTERS: Final = 4_000
 
 
 def _as_fields(error: SinkError) -> dict[str, object]:
+    message = str(error)[:MAX_REASON_CHARACTERS]
     if isinstance(error, ConnectionLost):
-        return {"kind": _LOST, "message": str(error)}
+        return {"kind": _LOST, "message": message}
     if isinstance(error, FencedOut):
-        return {"kind": _FENCED, "message": str(error)}
+        return {"kind": _FENCED, "message": message}
     is_permanent = isinstance(error, WriteFailed) and error.is_permanent
-    return {"kind": _REFUSED if is_permanent else _FAILED, "message": str(error)}
+    return {"kind": _REFUSED if is_permanent else _FAILED, "message": message}
 
 
 def _from_fields(fields: Mapping[str, Any]) -> SinkError | None:

@@ -143,7 +143,9 @@ class SqlSink(TransactionalSink):
             await self._drop_session()
             if failure.cause is Cause.LOST:
                 raise ConnectionLost(f"sink {self.sink_id!r} could not be opened: {failure}") from failure
-            raise InitFailed(f"sink {self.sink_id!r} could not be opened: {failure}") from failure
+            raise InitFailed(
+                f"sink {self.sink_id!r} could not be opened: {failure}", is_permanent=failure.is_permanent
+            ) from failure
         except BaseException:
             await self._drop_session()
             raise
@@ -219,7 +221,8 @@ class SqlSink(TransactionalSink):
             return row
         raise InitFailed(
             f"sink {self.sink_id!r} could not be taken: another transaction keeps its row in "
-            f"semel_sinks locked. Find it in the server's list of sessions and end it"
+            f"semel_sinks locked. Find it in the server's list of sessions and end it",
+            is_permanent=False,
         )
 
     async def _consider(self, session: SqlSession, holder: Holder) -> None:
@@ -228,7 +231,8 @@ class SqlSink(TransactionalSink):
         if await self._dialect.is_alive(session, holder.session_id, holder.label):
             raise InitFailed(
                 f"sink {self.sink_id!r} is open in {holder.owner}, and fence_on_open is "
-                f"off: stop that one first"
+                f"off: stop that one first",
+                is_permanent=False,
             )
 
     async def _end_predecessor(self, session: SqlSession) -> None:
@@ -279,7 +283,8 @@ class SqlSink(TransactionalSink):
             except OSError as error:
                 raise InitFailed(
                     f"sink {self.sink_id!r} cannot listen at {self._shared_host!r} for its writers: {error}. "
-                    f"Share it at an address of this machine, or let writers stage: strategy='staged'"
+                    f"Share it at an address of this machine, or let writers stage: strategy='staged'",
+                    is_permanent=False,
                 ) from error
 
     # Begin

@@ -20,7 +20,7 @@ from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
-from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.failures import OF_A_ROW, SqlFailure
 from semel.sinks.sql.intake import IntakeWay, LocalIntake, RemoteIntake, load_all, write_error
 from semel.sinks.sql.json_texts import json_text
 from semel.sinks.sql.names import TableName
@@ -30,9 +30,6 @@ MAX_ATTEMPT_CHARACTERS: Final = 160
 MAX_STAMP_CHARACTERS: Final = 255
 # Rows are also flushed when they are large, long before their number says so.
 MAX_BUFFERED_BYTES: Final = 64 * 1024 * 1024
-# Rows for an owner elsewhere leave in frames of so many, so that it has something to load early. Each is a
-# load: of much smaller ones the server has less.
-FRAME_ROWS: Final = 20_000
 
 
 def stamp_of(place: Place, task: int, attempt: str) -> str:
@@ -135,12 +132,13 @@ class DirectWriter(BufferingWriter):
         self._count_loaded(await self._way.load(self._me, self._form.parts(table)))
 
     async def _finished(self) -> Receipt:
-        self._way.close()
+        await self._way.settle()
+        await self._way.close()
         return Receipt(self._place, self._task, self._attempt, self.rows, self._bytes)
 
     async def cancel(self) -> None:
         await super().cancel()
-        self._way.close()
+        await self._way.close()
 
 
 class DirectPlan(WriterPlan):
@@ -171,7 +169,7 @@ class DirectPlan(WriterPlan):
         else:
             way, max_buffered = (
                 RemoteIntake(require_shared(self._service)),
-                min(self._max_buffered, FRAME_ROWS),
+                min(self._max_buffered, self._form.frame_rows),
             )
         return DirectWriter(
             self.place, task, attempt, max_buffered, shaper, self._metrics, self._form, way
@@ -249,7 +247,7 @@ class StagedWriter(BufferingWriter):
             try:
                 await self._stage_rows(session, part)
             except SqlFailure as failure:
-                if failure.cause is not Cause.ROW:
+                if failure.cause not in OF_A_ROW:
                     raise
                 if part.num_rows == 1:
                     await self._bury(session, part, str(failure), dead_stage)
