@@ -15,7 +15,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "broker"))
 
-from semel.client.cluster import Cluster
 from semel.client.shared_transaction import SharedTransaction
 from semel.sinks.errors import SinkError
 from semel.sinks.kafka import KafkaPlan, KafkaSink
@@ -76,11 +75,10 @@ class StepSink(KafkaSink):
 
     async def _stage(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
-    ) -> Cluster | None:
+    ) -> None:
         self.reach("before the marker")
-        source = await super()._stage(transaction, marker, source_offsets)
+        await super()._stage(transaction, marker, source_offsets)
         self.reach("before the commit")
-        return source
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         await super()._end(transaction, epoch)

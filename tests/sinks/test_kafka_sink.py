@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -13,13 +15,20 @@ from broker_process import StartBroker
 from kafka_process import KafkaProcess
 from transaction_cases import make_topic, read_committed, read_values, settle
 
-from semel.client.admin import BROKER_RESOURCE, READ_COMMITTED, READ_UNCOMMITTED, SET_CONFIG, Admin
+from semel.client.admin import (
+    BROKER_RESOURCE,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    SET_CONFIG,
+    Admin,
+    config_value,
+)
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
 from semel.client.errors import check
-from semel.client.group_offsets import fetch_offsets
+from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
 from semel.client.metadata import TopicPartition
-from semel.client.shared_transaction import TransactionOptions
+from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.errors import ConfigError
 from semel.sinks.errors import (
     AbortFailed,
@@ -31,6 +40,8 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.kafka import KafkaSink
+from semel.sinks.kafka.markers import MarkerStore, transactional_id_of
+from semel.sinks.marker import NO_MARKER, Owner
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, SourceOffsets, State, WriterPlan
@@ -69,6 +80,13 @@ async def read_records(cluster: Cluster, topic: str) -> dict[int, list[Record]]:
             for batch in await consumer.poll(POLL_MS):
                 records.setdefault(batch.where.partition, []).extend(batch.records())
     return records
+
+
+async def add_partitions(cluster: Cluster, topic: str, count: int) -> None:
+    """The topic has so many from here on."""
+    await Admin(cluster).create_partitions(topic, count)
+    while len((await Admin(cluster).describe_topic(topic)).partitions) < count:
+        pass  # it is done, and brokers hear of it
 
 
 def values(numbers: Sequence[int]) -> list[Mapping[str, object]]:
@@ -267,6 +285,58 @@ async def test_all_parts_of_a_record_come_from_columns(
     assert last.timestamp > 1_600_000_000_000
     (only,) = (await read_records(cluster, other))[1]
     assert (only.key, only.value, only.timestamp) == (None, b"two", 2_000)
+
+
+async def test_a_key_has_one_place_in_an_epoch_though_partitions_are_added_to_a_topic_that_rows_name(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    named = f"{topic}-named"
+    await make_topic(cluster, topic)
+    await make_topic(cluster, named, 2)
+    rows = [{"key": b"%d" % n, "value": b"%d" % n, "topic": named} for n in range(50)]
+    async with KafkaSink(bootstrap, topic, topic_column="topic") as sink:
+        sink.share()
+        await sink.open(sink_id)
+        plan = await sink.begin(0)
+        assert plan is not None
+        elsewhere = pickle.loads(pickle.dumps(plan))
+        receipts = []
+        for task, each in enumerate((plan, elsewhere, plan)):
+            writer = each.writer(task, tasks=3)
+            await writer.write(rows)
+            receipts.append(await writer.finish())
+            if task == 0:
+                await add_partitions(cluster, named, 7)
+        await sink.commit(0, receipts)
+    found = await read_records(cluster, named)
+    assert {where: len(records) for where, records in found.items()} == Counter(
+        partition_for_key(b"%d" % n, 2) for n in [*range(50)] * 3
+    )
+
+
+async def test_partitions_that_are_added_are_written_to_from_the_next_epoch_on(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    """By key, and by rows that name them: those are good rows, and no start is needed for them."""
+    named = f"{topic}-named"
+    for each in (topic, named):
+        await make_topic(cluster, each, 1)
+    async with KafkaSink(bootstrap, topic, topic_column="topic", partition_column="partition") as sink:
+        await sink.open(sink_id)
+        for epoch, where in enumerate((0, 2)):
+            plan = await sink.begin(epoch)
+            assert plan is not None
+            writer = plan.writer(0)
+            await writer.write([{"key": None, "value": b"at", "topic": named, "partition": where}])
+            by_key = [{"key": b"%d" % n, "value": b"", "topic": topic, "partition": None} for n in range(50)]
+            await writer.write(by_key)
+            await sink.commit(epoch, [await writer.finish()])
+            for each in (topic, named):
+                await add_partitions(cluster, each, 3 + epoch)
+    assert {where for where, records in (await read_records(cluster, named)).items() if records} == {0, 2}
+    found = await read_records(cluster, topic)
+    expected = Counter([0] * 50) + Counter(partition_for_key(b"%d" % n, 3) for n in range(50))
+    assert Counter({where: len(records) for where, records in found.items()}) == expected
 
 
 async def test_rows_without_keys_go_to_the_partitions_of_their_task(
@@ -615,31 +685,109 @@ async def test_without_fence_on_open_an_open_transaction_is_left_alone(
     await gentle.close()
 
 
-async def test_a_transaction_that_timed_out_is_told_from_another_owner(
+class OldSink(KafkaSink):
+    """A sink on a broker that has version 1 of transactions."""
+
+    def _transaction_options(self) -> TransactionOptions:
+        return replace(super()._transaction_options(), max_version=1)
+
+
+async def outlast(sink: KafkaSink, epoch: int, cluster: Cluster) -> Receipt:
+    """Writes an epoch and waits until the broker has aborted it, for taking too long."""
+    await sink.begin(epoch)
+    writer = sink.writer()
+    await writer.write(values(range(3)))
+    receipt = await writer.finish()
+    await settle(cluster, sink.topic)
+    return receipt
+
+
+async def test_an_epoch_that_took_too_long_is_aborted_and_run_again(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str
 ) -> None:
     await make_topic(cluster, topic)
     async with KafkaSink(bootstrap, topic, transaction_timeout=1) as sink:
         await sink.open(sink_id)
+        run = sink.run
+        for _ in range(2):
+            receipt = await outlast(sink, 0, cluster)
+            with pytest.raises(CommitFailed, match=r"transaction_timeout is 1 s.*maxOffsetsPerTrigger"):
+                await sink.commit(0, [receipt])
+            await sink.abort(0)
+        await write_epoch(sink, 0, values(range(2)))
+        await write_epoch(sink, 1, values(range(2, 4)))
+        assert sink.run == run, "it was never opened anew: that would fence a successor"
+    assert await read_committed(cluster, topic) == [[b"0", b"1", b"2", b"3"]]
+
+
+async def test_a_writer_that_took_too_long_says_so_and_the_epoch_is_run_again(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    await make_topic(cluster, topic)
+    settings = SinkSettings(max_buffered=1)
+    async with KafkaSink(bootstrap, topic, transaction_timeout=1, settings=settings) as sink:
+        await sink.open(sink_id)
         await sink.begin(0)
         writer = sink.writer()
-        await writer.write(values(range(3)))
-        receipt = await writer.finish()
-        await settle(cluster, topic)  # the broker has aborted it
-        with pytest.raises(CommitFailed, match=r"transaction_timeout is 1 s.*maxOffsetsPerTrigger"):
-            await sink.commit(0, [receipt])
-        with pytest.raises(AbortFailed, match="Open the sink anew"):
-            await sink.abort(0)
-        assert await sink.open(sink_id) is None
+        await writer.write(values([0]))
+        await settle(cluster, topic)
+        with pytest.raises(WriteFailed, match=r"after transaction_timeout \(1000 ms.*maxOffsetsPerTrigger"):
+            await writer.write(values([1]))
+        await writer.cancel()
+        await sink.abort(0)
         await write_epoch(sink, 0, values(range(2)))
     assert await read_committed(cluster, topic) == [[b"0", b"1"]]
 
 
-class OldSink(KafkaSink):
-    """A sink on a broker that has version 1 of transactions."""
+@pytest.mark.parametrize("is_signed", [True, False], ids=["signed", "not signed yet"])
+async def test_an_owner_that_took_too_long_and_was_replaced_does_not_touch_its_successor(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, is_signed: bool
+) -> None:
+    await make_topic(cluster, topic)
+    successor = SharedTransaction(cluster, transactional_id_of(sink_id))
+    async with KafkaSink(bootstrap, topic, transaction_timeout=1) as sink:
+        await sink.open(sink_id)
+        receipt = await outlast(sink, 0, cluster)
+        await successor.open()
+        await successor.begin()
+        group, where = GroupMetadata(sink_id), TopicPartition(topic, 0)
+        if is_signed:
+            owner = Owner("elsewhere", 1, "its run", "today")
+            await MarkerStore(sink_id, topic).put(successor, NO_MARKER, owner)
+            await successor.commit()
+            await successor.begin()
+        await successor.commit_offsets(group, {where: CommittedOffset(7)})
+        if is_signed:
+            with pytest.raises(FencedOut, match="its run"):
+                await sink.commit(0, [receipt])
+        else:
+            with pytest.raises(CommitFailed, match="transaction_timeout"):
+                await sink.commit(0, [receipt])
+            with pytest.raises(AbortFailed, match="transaction_timeout"):
+                await sink.abort(0)
+        assert sink.state is State.FAILED
+        await sink.close()
+        await successor.commit()
+        await successor.close()
+    assert (await fetch_offsets(cluster, sink_id, [where]))[where].offset == 7
+    assert await read_committed(cluster, topic) == [[]]
 
-    def _transaction_options(self) -> TransactionOptions:
-        return TransactionOptions(max_version=1)
+
+async def test_on_version_1_an_epoch_that_took_too_long_is_left_to_the_next_open(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    """Nothing tells there whether another owner has come."""
+    await make_topic(cluster, topic)
+    async with OldSink(bootstrap, topic, transaction_timeout=1) as sink:
+        await sink.open(sink_id)
+        receipt = await outlast(sink, 0, cluster)
+        with pytest.raises(CommitFailed, match=r"transaction_timeout is 1 s.*maxOffsetsPerTrigger"):
+            await sink.commit(0, [receipt])
+        with pytest.raises(AbortFailed, match=r"maxOffsetsPerTrigger.*Open the sink anew"):
+            await sink.abort(0)
+        assert await sink.open(sink_id) is None
+        await write_epoch(sink, 0, values(range(2)))
+    assert await read_committed(cluster, topic) == [[b"0", b"1"]]
 
 
 async def set_verification(cluster: Cluster, enabled: bool) -> None:
@@ -652,6 +800,9 @@ async def set_verification(cluster: Cluster, enabled: bool) -> None:
         IncrementalAlterConfigsRequest(resources=[resource]), IncrementalAlterConfigsResponse
     )
     check(response.responses[0].error_code, "verification was not set", response.responses[0].error_message)
+    # The broker takes it from the metadata log, a moment later.
+    while config_value(await Admin(cluster).broker_configs(1), name) != config.value:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
 
 
 async def test_a_broker_that_does_not_verify_partitions_is_warned_of(

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka_driver import PARTITIONS, STEPS, StepSink, expected, origin_of, run_epoch, run_epochs
+from stopped import wait_until_stopped
 from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
@@ -33,9 +34,7 @@ class Driver:
         """Until it sleeps at its step."""
         assert self._process.stdout is not None
         assert self._process.stdout.readline().startswith("at "), "it never reached its step"
-        process = psutil.Process(self._process.pid)
-        while process.status() != psutil.STATUS_STOPPED:
-            assert self._process.poll() is None
+        wait_until_stopped(self._process.pid)
 
     def wake(self) -> str:
         """What it says when it goes on."""

@@ -10,13 +10,13 @@ import sys
 from base64 import b64decode, b64encode
 from pathlib import Path
 
-import psutil
 import pytest
 from broker_process import StartBroker
 from end_txn_proxy import EndTxnProxy, Loss, ProxiedSink
 from kafka_driver import PARTITIONS, TASKS, expected, origin_of, rows_of, run_epoch
 from kafka_process import KafkaProcess
 from kafka_task import TASK_STEPS
+from stopped import wait_until_stopped
 from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
@@ -67,9 +67,7 @@ class Task:
 
     async def wait_until_stopped(self) -> None:
         await self.reach_step()
-        process = psutil.Process(self._process.pid)
-        while process.status() != psutil.STATUS_STOPPED:
-            pass  # it said so a moment ago
+        await asyncio.to_thread(wait_until_stopped, self._process.pid)
 
     async def wait_until_killed(self) -> None:
         await self.reach_step()

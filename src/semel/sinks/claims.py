@@ -13,6 +13,7 @@ So a writer takes a partition from the owner before it sends to it. Rules:
 - What comes from another run or epoch is refused and spoils nothing: it is a zombie's, and whatever it sends
   is refused by the broker.
 - What was given back must be covered by the receipts, task by task: otherwise the epoch is not committed.
+- How many partitions a topic has, the owner tells, so that all writers of a run put a key in the same place.
 
 A spoiled epoch is aborted and run again under another producer epoch, where nothing of the old one arrives.
 
@@ -115,11 +116,15 @@ class ClaimBook:
         if held:
             self._spoil(f"{attempt} went away while it wrote to {', '.join(sorted(held))}")
 
-    def _require_welcome(self, attempt: Attempt) -> None:
+    def require_present(self, attempt: Attempt) -> None:
+        """Raises WriteFailed if it is of another run or epoch."""
         if attempt.place != self._place:
             raise WriteFailed(
                 f"{attempt} is of {attempt.place}, which is over: its rows will not be committed"
             )
+
+    def _require_welcome(self, attempt: Attempt) -> None:
+        self.require_present(attempt)
         first = self._writers.setdefault(attempt.task, attempt)
         if first != attempt:
             self._spoil(
@@ -178,8 +183,16 @@ class ClaimBook:
             )
 
 
+# Of a topic: the number of its partitions, and the most bytes that a batch may have there.
+Shape: TypeAlias = tuple[int, int]
+
+
 class Claims(ABC):
     """A writer's way to the claim book."""
+
+    @abstractmethod
+    async def shape(self, attempt: Attempt, topic: str) -> Shape | None:
+        """The topic as the owner has found it, the same for all writers of a run. None: there is none."""
 
     @abstractmethod
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
@@ -196,15 +209,29 @@ class Claims(ABC):
 
 # Takes a partition into the owner's transaction: version 1 needs that before the first batch.
 Join: TypeAlias = Callable[[Iterable[TopicPartition]], Awaitable[None]]
+# Finds a topic's shape, the same each time.
+FindShape: TypeAlias = Callable[[str], Awaitable[Shape | None]]
 
 
 class LocalClaims(Claims):
     """For writers in the owner's process, in any of its threads: the book belongs to the owner's loop."""
 
-    def __init__(self, book: ClaimBook, join: Join) -> None:
+    def __init__(self, book: ClaimBook, join: Join, find_shape: FindShape) -> None:
         self._book = book
         self._join = join
+        self._find_shape = find_shape
         self._home = HomeLoop()
+
+    async def shape(self, attempt: Attempt, topic: str) -> Shape | None:
+        return await self._home.run(self.shape_here(attempt, topic))
+
+    async def shape_here(self, attempt: Attempt, topic: str) -> Shape | None:
+        """In the owner's loop."""
+        self._book.require_present(attempt)
+        try:
+            return await self._find_shape(topic)
+        except SemelError as error:
+            raise WriteFailed(f"topic {topic!r} could not be looked up: {error}") from error
 
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
         return await self._home.run(self.take_here(attempt, where, keeps=keeps))
@@ -235,8 +262,11 @@ class LocalClaims(Claims):
 
 
 # What a request says: its number, the partition, and whether it is kept, or with which sequence it is given
-# back.
+# back; or the topic whose shape is asked for.
 _NUMBER: Final = "number"
+_TOPIC: Final = "topic"
+_PARTITION: Final = "partition"
+_SHAPE: Final = "shape"
 _KEEPS: Final = "keeps"
 _GIVES: Final = "gives"
 _SEQUENCE: Final = "sequence"
@@ -271,12 +301,15 @@ class ClaimService(OwnerService):
     ) -> None:
         try:
             answer = await self._do(attempt, request)
-        except (WriteFailed, ValueError) as error:
-            answer = {_REFUSED: str(error)}
+        except Exception as error:  # whatever it is: a writer that is not answered waits for long
+            answer = {_REFUSED: str(error) or type(error).__name__}
         await channel.say({_NUMBER: number, **answer})
 
     async def _do(self, attempt: Attempt, request: Mapping[str, Any]) -> dict[str, object]:
-        where = TopicPartition(str(request.get("topic")), _number(request, "partition"))
+        topic = str(request.get(_TOPIC))
+        if _SHAPE in request:
+            return {_SHAPE: await self._claims.shape_here(attempt, topic)}
+        where = TopicPartition(topic, _number(request, _PARTITION))
         if _GIVES in request:
             await self._claims.give_here(attempt, where, _number(request, _GIVES))
             return {}
@@ -307,11 +340,17 @@ class RemoteClaims(Claims):
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._saying = asyncio.Lock()
 
+    async def shape(self, attempt: Attempt, topic: str) -> Shape | None:
+        answer = await self._ask(attempt, topic, {_TOPIC: topic, _SHAPE: True})
+        told = answer.get(_SHAPE)
+        return None if told is None else (int(told[0]), int(told[1]))
+
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
-        return _number(await self._ask(attempt, where, {_KEEPS: keeps}), _SEQUENCE)
+        answer = await self._ask(attempt, where, {**where._asdict(), _KEEPS: keeps})
+        return _number(answer, _SEQUENCE)
 
     async def give(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
-        await self._ask(attempt, where, {_GIVES: next_sequence})
+        await self._ask(attempt, where, {**where._asdict(), _GIVES: next_sequence})
 
     async def leave(self, attempt: Attempt) -> None:
         hearing, self._hearing = self._hearing, None
@@ -323,15 +362,15 @@ class RemoteClaims(Claims):
             self._channel = None
 
     async def _ask(
-        self, attempt: Attempt, where: TopicPartition, fields: dict[str, object]
+        self, attempt: Attempt, what: TopicPartition | str, fields: dict[str, object]
     ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._answered(attempt, {**where._asdict(), **fields})
+                answer = await self._answered(attempt, fields)
         except (OSError, ValueError, TimeoutError) as error:
             raise WriteFailed(
-                f"{attempt} could not claim {where} from the sink's owner at {self._service.address}: "
-                f"{error or type(error).__name__}. Is the owner alive, and can this machine reach it? "
+                f"{attempt} could not claim {what} from the sink's owner at {self._service.address}: "
+                f"{str(error) or type(error).__name__}. Is the owner alive, and can this machine reach it? "
                 "`share(host)` says where it listens"
             ) from error
         if _REFUSED in answer:
@@ -342,6 +381,7 @@ class RemoteClaims(Claims):
         async with self._saying:  # messages of several tasks must not be mixed
             if self._channel is None:
                 self._channel = await dial(self._service, attempt.fields())
+                self._channel.expect_reader()
                 self._hearing = asyncio.create_task(self._hear(self._channel))
             if self._lost is not None:
                 raise self._lost

@@ -20,7 +20,14 @@ class SinkError(SemelError):
 
 
 class InitFailed(SinkError):
-    """The sink cannot be opened: its settings, the target or permissions are wrong. Nothing was written."""
+    """The sink cannot be opened: its settings, the target or permissions are wrong. Nothing was written.
+
+    `is_permanent` is False where it may pass by itself: a server that is away, an owner that is still there.
+    """
+
+    def __init__(self, message: str, *, is_permanent: bool = True) -> None:
+        super().__init__(message)
+        self.is_permanent = is_permanent
 
 
 class MarkerMismatch(SinkError):

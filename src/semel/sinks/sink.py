@@ -33,12 +33,13 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
+from semel.client.connection import ConnectionOptions
 from semel.errors import ConfigError
 from semel.sinks.errors import (
     AbortFailed,
@@ -66,10 +67,14 @@ MAX_SINK_ID_CHARACTERS: Final = 200
 
 @dataclass(slots=True, frozen=True)
 class SourceOffsets:
-    """How far an epoch has read its source: the next offset, by topic and partition."""
+    """How far an epoch has read its source: the next offset, by topic and partition.
+
+    `connection` is how the source is reached, which may take other credentials than the sink's.
+    """
 
     bootstrap: str
     offsets: Mapping[str, Mapping[int, int]]
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
 
 
 class State(Enum):

@@ -1,7 +1,8 @@
 """What runs in the tasks of Spark: a task's rows become a receipt, or the error that spoils the epoch.
 
 An error of the sink travels as a value, so that the owner knows its class and Spark does not try the task
-again. Where each output may be written by one attempt only (Kafka), a later attempt sends nothing. It reads
+again. So does whatever else a writer raises: it is a defect, and another try would hide it behind its own
+refusal. Where each output may be written by one attempt only (Kafka), a later attempt sends nothing. It reads
 its input to the end first: if it was the user's code that failed the first attempt, it fails again there,
 and that is the error to be shown.
 
@@ -10,8 +11,9 @@ Executors import this module, and with it `semel.sinks`, `semel.client` and `sem
 
 import pickle
 import time
-from collections.abc import Iterator
-from typing import Final
+import traceback
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,6 +22,11 @@ from semel.client.loop_thread import LoopThread
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.receipts import Receipt
 from semel.sinks.sink import WriterPlan
+
+T = TypeVar("T")
+
+# A RuntimeError of Python's, on a machine that has no room for more.
+NO_THREADS: Final = "can't start new thread"
 
 OUTCOME_COLUMN: Final = "outcome"
 OUTCOME_SCHEMA: Final = f"{OUTCOME_COLUMN} binary"
@@ -54,8 +61,8 @@ class WriteTask:
         thread = LoopThread("semel writer")
         try:
             for batch in batches:
-                thread.run(writer.write(batch))
-            return thread.run(writer.finish())
+                _run(thread, writer.write(batch))
+            return _run(thread, writer.finish())
         except SinkError as error:
             return error
         finally:
@@ -70,3 +77,14 @@ class WriteTask:
             f"task {context.partitionId()} was tried again (attempt {context.attemptNumber()}), and its "
             "first attempt may have written: the epoch is run again as a whole"
         )
+
+
+def _run(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return thread.run(work)
+    except SinkError:
+        raise
+    except Exception as error:
+        where = "".join(traceback.format_exception(error))
+        may_pass = isinstance(error, MemoryError | OSError) or NO_THREADS in str(error)
+        raise WriteFailed(f"a writer failed unexpectedly:\n{where}", is_permanent=not may_pass) from None

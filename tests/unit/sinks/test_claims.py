@@ -10,7 +10,7 @@ import pytest
 
 from semel.client.metadata import Address, TopicPartition
 from semel.errors import FatalError
-from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims, RemoteClaims
+from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims, RemoteClaims, Shape
 from semel.sinks.errors import CommitFailed, WriteFailed
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import MAX_MESSAGE_BYTES, SIZE, ServiceAddress, dial
@@ -33,6 +33,15 @@ def book() -> ClaimBook:
     made = ClaimBook()
     made.open(PLACE)
     return made
+
+
+async def two_partitions(topic: str) -> Shape | None:
+    """The shape of every topic but one that is not there, one that may not be looked at, and a defect."""
+    if topic == "forbidden":
+        raise FatalError("ask for an ACL", 29)
+    if topic == "broken":
+        raise RuntimeError("a defect")
+    return None if topic == "nowhere" else (2, 1_000_000)
 
 
 class Joined:
@@ -188,7 +197,7 @@ async def test_receipts_must_cover_exactly_what_was_written(book: ClaimBook) -> 
 
 async def test_the_first_turn_takes_the_partition_into_the_transaction(book: ClaimBook) -> None:
     joined = Joined()
-    claims = LocalClaims(book, joined)
+    claims = LocalClaims(book, joined, two_partitions)
     await claims.take(claimant(), ZERO, keeps=False)
     await claims.give(claimant(), ZERO, 4)
     assert await claims.take(claimant(), ZERO, keeps=False) == 4
@@ -199,10 +208,28 @@ async def test_the_first_turn_takes_the_partition_into_the_transaction(book: Cla
 
 
 async def test_writers_in_other_threads_claim_in_the_owners_loop(book: ClaimBook) -> None:
-    claims = LocalClaims(book, Joined())
+    claims = LocalClaims(book, Joined(), two_partitions)
     await asyncio.to_thread(asyncio.run, claims.take(claimant(0, "w0"), ZERO, keeps=True))
     with pytest.raises(WriteFailed, match="which another keeps"):
         await asyncio.to_thread(asyncio.run, claims.take(claimant(1, "w1"), ZERO, keeps=True))
+
+
+async def test_shapes_are_told_by_the_owner_wherever_the_writer_is(served: Served) -> None:
+    zombie = claimant(place=Place("old", 3, 1))
+    home = LocalClaims(served.book, Joined(), two_partitions)
+    remote, late = RemoteClaims(served.address, 10.0), RemoteClaims(served.address, 10.0)
+    for claims, others in ((home, home), (remote, late)):
+        assert await claims.shape(claimant(), "topic") == (2, 1_000_000)
+        assert await claims.shape(claimant(), "nowhere") is None
+        with pytest.raises(WriteFailed, match="'forbidden' could not be looked up: ask for an ACL"):
+            await claims.shape(claimant(), "forbidden")
+        with pytest.raises(WriteFailed, match="which is over"):
+            await others.shape(zombie, "topic")
+    with pytest.raises(WriteFailed, match="a defect"):
+        await remote.shape(claimant(), "broken")
+    await remote.leave(claimant())
+    await late.leave(zombie)
+    assert served.book.spoiled is None
 
 
 def sized(message: bytes) -> bytes:
@@ -215,7 +242,7 @@ class Served:
     def __init__(self, book: ClaimBook) -> None:
         self.book = book
         self.joined = Joined()
-        self.service = ClaimService(LocalClaims(book, self.joined))
+        self.service = ClaimService(LocalClaims(book, self.joined, two_partitions))
         self.address = ServiceAddress(Address("", 0), "")
 
     async def say(self, message: bytes) -> bytes:

@@ -146,11 +146,15 @@ def test_keys_of_a_column_go_where_single_keys_go() -> None:
         assert partition_of(array, 7).to_pylist() == wanted
 
 
-def test_rows_are_grouped_by_partition_in_their_order() -> None:
-    order, runs = order_by_partition(np.array([2, 0, 2, 1, 0]))
+@pytest.mark.parametrize("last", [2, 2**15 - 1, 2**15, 2**16])
+def test_rows_are_grouped_by_partition_in_their_order(last: int) -> None:
+    order, runs = order_by_partition(np.array([last, 0, last, 1, 0]))
     assert order is not None
     assert order.tolist() == [1, 4, 3, 0, 2]
-    assert runs == [(0, 0, 2), (1, 2, 3), (2, 3, 5)]
+    assert runs == [(0, 0, 2), (1, 2, 3), (last, 3, 5)]
+
+
+def test_rows_that_lie_well_are_left_where_they_are() -> None:
     assert order_by_partition(np.array([0, 0, 3])) == (None, [(0, 0, 2), (3, 2, 3)])
     assert order_by_partition(np.array([], np.int64)) == (None, [])
 

@@ -45,7 +45,7 @@ class Unlucky(KafkaWriter):
 def plan() -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out", partition_column="p")
     shape = {"out": TopicShape(PARTITIONS, 1_000_000)}
-    settings = replace(sink._writer_settings, topics=shape)
+    settings = replace(sink._writer_settings(), topics=shape)
     handle = TransactionHandle("localhost:1", "semel-sink.x", 7, 5, 2)
     return KafkaPlan(PLACE, handle, settings, ServiceAddress(Address("h", 1), "t"))
 
@@ -68,11 +68,14 @@ async def test_writers_that_have_failed_do_not_wait_for_each_others_partitions()
     async def join(partitions: object) -> None:
         pass
 
+    async def no_shape(topic: str) -> None:
+        pass
+
     sink = KafkaSink("localhost:1", "out")
     both_have_one, is_time = asyncio.Barrier(PARTITIONS), asyncio.Event()
     writers = []
     for task in range(PARTITIONS):
-        home = HomeAccess(LocalClaims(book, join), None, sink.metrics)  # type: ignore[arg-type]
+        home = HomeAccess(LocalClaims(book, join, no_shape), None, sink.metrics)  # type: ignore[arg-type]
         writer = Unlucky(plan(), task, "0", PARTITIONS, home)
         writer.both_have_one, writer.is_time = both_have_one, is_time
         writers.append(writer)

@@ -14,7 +14,7 @@ from semel.client.cluster import Cluster
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
-from semel.errors import SemelError
+from semel.errors import ConfigError, SemelError
 from semel.sinks.errors import FencedOut, InitFailed
 from semel.sinks.marker import Marker, Owner, decode_marker
 
@@ -32,6 +32,16 @@ def transactional_id_of(sink_id: str) -> str:
 
 def marker_group_of(sink_id: str) -> str:
     return f"{sink_id}{MARKER_GROUP_SUFFIX}"
+
+
+def check_sink_id(sink_id: str) -> None:
+    """Refuses names whose group, where offsets of the source go, holds the marker of another sink."""
+    if sink_id.endswith(MARKER_GROUP_SUFFIX):
+        other = sink_id.removesuffix(MARKER_GROUP_SUFFIX)
+        raise ConfigError(
+            f"a Kafka sink cannot be called {sink_id!r}: the group of that name holds the marker of sink "
+            f"{other!r}. Give it a name that does not end with {MARKER_GROUP_SUFFIX!r}"
+        )
 
 
 class MarkerStore:
@@ -52,8 +62,8 @@ class MarkerStore:
         committed = CommittedOffset(marker.epoch + 1, marker.encode(owner))
         await transaction.commit_offsets(GroupMetadata(self.group_id), {self.where: committed})
 
-    async def successor(self, cluster: Cluster, run: str) -> Owner | None:
-        """Who has signed after this run, waiting a moment for a signature that is under way."""
+    async def last_owner(self, cluster: Cluster, run: str) -> Owner | None:
+        """Who has signed last, waiting a moment for a signature after this run's. None if nobody can tell."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + SUCCESSOR_TIMEOUT_S
         while True:
@@ -62,10 +72,9 @@ class MarkerStore:
                     found = await self.read(cluster)
             except (SemelError, TimeoutError):
                 return None
-            if found is not None and found[1].run != run:
-                return found[1]
-            if loop.time() + SUCCESSOR_POLL_S > give_up_at:
-                return None
+            owner = None if found is None else found[1]
+            if other_than(run, owner) is not None or loop.time() + SUCCESSOR_POLL_S > give_up_at:
+                return owner
             await asyncio.sleep(SUCCESSOR_POLL_S)
 
     def fenced_out(self, successor: Owner | None, error: SemelError) -> FencedOut:
@@ -74,6 +83,11 @@ class MarkerStore:
             f"sink {self.sink_id!r} was fenced by {who}: stop this process; if it opened the sink again, it "
             f"would fence its successor. ({error})"
         )
+
+
+def other_than(run: str, owner: Owner | None) -> Owner | None:
+    """The owner, if it is known and of another run."""
+    return owner if owner is not None and owner.run != run else None
 
 
 def parse_marker(group_id: str, committed: CommittedOffset) -> tuple[Marker, Owner]:

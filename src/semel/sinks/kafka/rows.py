@@ -20,6 +20,7 @@ from semel.wire.columns import BinaryColumn, Bools, Ints, valid_from_bitmap
 from semel.wire.partitioner import partition_column
 from semel.wire.records import Headers
 
+MAX_INT16: Final = 2**15 - 1
 # Types whose values lie end to end in one buffer, with the width of their offsets.
 OFFSET_TYPES: Final[dict[pa.DataType, np.dtype[Any]]] = {
     pa.binary(): np.dtype(np.int32),
@@ -248,7 +249,9 @@ def order_by_partition(partitions: Ints) -> tuple[Ints | None, list[tuple[int, i
         return None, []
     order: Ints | None = None
     if np.any(partitions[1:] < partitions[:-1]):
-        order = np.argsort(partitions, kind="stable")
+        # Numpy sorts 16 bits by radix, six times as fast as 64.
+        narrow = partitions.astype(np.int16) if partitions.max() <= MAX_INT16 else partitions
+        order = np.argsort(narrow, kind="stable")
         partitions = partitions[order]
     bounds = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     runs = [(int(partitions[start]), start, stop) for start, stop in pairwise(bounds)]

@@ -9,7 +9,8 @@ are one cluster.
 - Before EndTxn(commit) a failure is retried until `commit_timeout`, and then the epoch is not committed.
 - After it was sent it is only sent again; past `commit_timeout` the outcome is unknown, and the next `open`
   tells: it waits for the decision, and reads the marker.
-- A fencing error is final, except where the transaction has timed out and no other owner has come.
+- A fencing error is final. Where it may be that the transaction has timed out, the abort tells: if the broker
+  accepts it, no other owner has come, and the epoch may be begun again (on version 2 of transactions).
 """
 
 import asyncio
@@ -21,12 +22,13 @@ from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.coordinator import VERSION_2
 from semel.client.errors import UnknownOutcomeError
-from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets
+from semel.client.group_offsets import CommittedOffset, GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
+from semel.client.shared_transaction import State as TransactionState
 from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import AbortableError, BrokerError, ConfigError, FencedError, SemelError
-from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims
+from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims, Shape
 from semel.sinks.errors import (
     AbortFailed,
     BeginFailed,
@@ -36,9 +38,10 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
-from semel.sinks.kafka.markers import MarkerStore, is_alive, transactional_id_of
+from semel.sinks.kafka.markers import MarkerStore, check_sink_id, is_alive, other_than, transactional_id_of
 from semel.sinks.kafka.rows import RecordLayout
-from semel.sinks.kafka.topics import TopicShape, read_shape
+from semel.sinks.kafka.source_group import SourceGroup
+from semel.sinks.kafka.topics import TopicShape, await_shape, find_shape, read_shape
 from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
@@ -51,6 +54,21 @@ from semel.wire.errors import ErrorCode
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
+
+# What a broker answers to settings that somebody has to mend: there, or here.
+WRONG_SETTINGS: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.UNSUPPORTED_VERSION,
+    }
+)
 
 
 class KafkaSink(TransactionalSink):
@@ -95,15 +113,14 @@ class KafkaSink(TransactionalSink):
         self._home: HomeAccess | None = None
         self._owner: Owner | None = None
         self._markers = MarkerStore("", topic)
-        self._own_addresses: set[str] = set()
-        self._other_addresses: set[str] = set()
+        self._source: SourceGroup | None = None
         self._begun_at = 0.0
-        self._writer_settings = self._new_writer_settings({})
+        self._shapes: dict[str, TopicShape] = {}
 
     @property
     def partition_count(self) -> int:
-        """How many partitions the output topic had when the sink was opened."""
-        shape = self._writer_settings.topics.get(self.topic)
+        """How many partitions the output topic had when the sink was opened, or last begun."""
+        shape = self._shapes.get(self.topic)
         if shape is None:
             raise ConfigError("the number of partitions is known once the sink is open")
         return shape.partition_count
@@ -111,35 +128,45 @@ class KafkaSink(TransactionalSink):
     # Opening
 
     async def _open(self, owner: Owner) -> Marker:
+        check_sink_id(self.sink_id)
         await self._close()
         self._owner = owner
         self._markers = MarkerStore(self.sink_id, self.topic)
         try:
-            cluster = self._cluster = self._new_cluster()
-            self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
-            self._writer_settings = self._new_writer_settings(await self._shapes(cluster))
-            if not self.settings.fence_on_open:
-                await self._require_no_owner(cluster)
-            transaction = self._transaction = SharedTransaction(
-                cluster, transactional_id_of(self.sink_id), self._transaction_options()
-            )
-            await transaction.open()
-            if transaction.version < VERSION_2:
-                await self._warn_unless_verified(Admin(cluster))
-            claims = LocalClaims(self._book, transaction.add_partitions)
-            self._home = HomeAccess(claims, cluster, self.metrics)
-            if self._shared_host is not None:
-                self._service = ClaimService(claims)
-                self._service_address = await self._service.start(self._shared_host)
-            found = await self._markers.read(cluster)
-            marker = NO_MARKER if found is None else found[0]
-            await self._sign(transaction, marker, owner)
+            return await self._take(owner)
         except FencedError as error:
-            raise await self._fenced_out(error) from error
-        except SinkError:
+            try:
+                raise await self._fenced_out(error) from error
+            finally:
+                await self._close()
+        except BaseException as error:
+            await self._close()  # it belongs to this loop, and whoever tries again may have another
+            if isinstance(error, SemelError | OSError) and not isinstance(error, SinkError):
+                raise InitFailed(
+                    f"sink {self.sink_id!r} cannot be opened: {error}", is_permanent=_is_wrong_setting(error)
+                ) from error
             raise
-        except (SemelError, OSError) as error:
-            raise InitFailed(f"sink {self.sink_id!r} cannot be opened: {error}") from error
+
+    async def _take(self, owner: Owner) -> Marker:
+        cluster = self._cluster = self._new_cluster()
+        self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
+        self._shapes = {topic: await await_shape(cluster, topic) for topic in self._own_topics}
+        if not self.settings.fence_on_open:
+            await self._require_no_owner(cluster)
+        transaction = self._transaction = SharedTransaction(
+            cluster, transactional_id_of(self.sink_id), self._transaction_options()
+        )
+        await transaction.open()
+        if transaction.version < VERSION_2:
+            await self._warn_unless_verified(Admin(cluster))
+        claims = LocalClaims(self._book, transaction.add_partitions, self._shape)
+        self._home = HomeAccess(claims, cluster, self.metrics)
+        if self._shared_host is not None:
+            self._service = ClaimService(claims)
+            self._service_address = await self._service.start(self._shared_host)
+        found = await self._markers.read(cluster)
+        marker = NO_MARKER if found is None else found[0]
+        await self._sign(transaction, marker, owner)
         return marker
 
     def _new_cluster(self) -> Cluster:
@@ -151,7 +178,7 @@ class KafkaSink(TransactionalSink):
             end_timeout_ms=round(self.settings.commit_timeout * 1000),
         )
 
-    def _new_writer_settings(self, topics: dict[str, TopicShape]) -> WriterSettings:
+    def _writer_settings(self) -> WriterSettings:
         return WriterSettings(
             sink_id=self.sink_id,
             topic=self.topic,
@@ -161,12 +188,31 @@ class KafkaSink(TransactionalSink):
             connection=self.connection,
             transaction_timeout_ms=round(self.transaction_timeout * 1000),
             max_buffered=self.settings.max_buffered,
-            topics=topics,
+            topics=dict(self._shapes),
         )
 
-    async def _shapes(self, cluster: Cluster) -> dict[str, TopicShape]:
-        topics = [self.topic] if self.dead_letter_topic is None else [self.topic, self.dead_letter_topic]
-        return {topic: await read_shape(cluster, topic) for topic in topics}
+    @property
+    def _own_topics(self) -> list[str]:
+        return [self.topic] if self.dead_letter_topic is None else [self.topic, self.dead_letter_topic]
+
+    async def _count_again(self) -> None:
+        """Partitions that were added are used from the next epoch on; within one, a key has one place."""
+        assert self._cluster is not None
+        try:
+            self._shapes = {topic: await read_shape(self._cluster, topic) for topic in self._own_topics}
+        except SemelError as error:
+            LOGGER.warning("sink %r goes on with the partitions that it knows: %s", self.sink_id, error)
+
+    async def _shape(self, topic: str) -> Shape | None:
+        """For writers with rows for a topic that only the rows name: counted once for all of an epoch."""
+        if topic not in self._shapes:
+            assert self._cluster is not None
+            found = await find_shape(self._cluster, topic)
+            if found is None:
+                return None
+            self._shapes.setdefault(topic, found)  # another may have asked meanwhile
+        shape = self._shapes[topic]
+        return shape.partition_count, shape.max_batch_bytes
 
     async def _warn_unless_verified(self, admin: Admin) -> None:
         """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
@@ -197,12 +243,14 @@ class KafkaSink(TransactionalSink):
             if described.is_open:
                 raise InitFailed(
                     f"sink {self.sink_id!r} has a transaction open, so it may have an owner, and "
-                    "fence_on_open is off. Stop that one, or wait for its transaction to time out"
+                    "fence_on_open is off. Stop that one, or wait for its transaction to time out",
+                    is_permanent=False,
                 )
         found = await self._markers.read(cluster)
         if found is not None and is_alive(found[1]):
             raise InitFailed(
-                f"sink {self.sink_id!r} is open in {found[1]}, and fence_on_open is off. Stop that one first"
+                f"sink {self.sink_id!r} is open in {found[1]}, and fence_on_open is off. Stop that one first",
+                is_permanent=False,
             )
 
     async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
@@ -215,6 +263,7 @@ class KafkaSink(TransactionalSink):
 
     async def _begin(self, place: Place) -> KafkaPlan:
         transaction = self._require_transaction()
+        await self._count_again()
         try:
             await transaction.begin()
         except FencedError as error:
@@ -229,7 +278,7 @@ class KafkaSink(TransactionalSink):
         return KafkaPlan(
             place,
             transaction.handle(),
-            self._writer_settings,
+            self._writer_settings(),
             self._service_address,
             self._home,
         )
@@ -240,9 +289,11 @@ class KafkaSink(TransactionalSink):
         transaction = self._require_transaction()
         self._book.check_covered(receipts)
         self._book.close()
+        source = await self._source_of(source_offsets)
+        is_ours = source is not None and await source.is_ours()
         try:
             async with asyncio.timeout(self.settings.commit_timeout):
-                source = await self._stage(transaction, marker, source_offsets)
+                await self._stage(transaction, marker, source_offsets if is_ours else None)
         except TimeoutError as error:
             raise CommitFailed(
                 f"the marker of epoch {marker.epoch} of sink {self.sink_id!r} was not accepted within "
@@ -256,40 +307,30 @@ class KafkaSink(TransactionalSink):
             ) from error
         await self._end(transaction, marker.epoch)
         if source is not None and source_offsets is not None:
-            await self._commit_elsewhere(source, source_offsets)
+            await source.commit(as_committed(source_offsets))
+
+    async def _source_of(self, source_offsets: SourceOffsets | None) -> SourceGroup | None:
+        if source_offsets is None:
+            return None
+        if self._source is None or self._source.bootstrap != source_offsets.bootstrap:
+            await self._drop_source()
+            assert self._cluster is not None
+            self._source = SourceGroup(self.sink_id, source_offsets, self._cluster, self._cluster_id)
+        return self._source
+
+    async def _drop_source(self) -> None:
+        if self._source is not None:
+            source, self._source = self._source, None
+            await source.close()
 
     async def _stage(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
-    ) -> Cluster | None:
-        """Marker and offsets join the transaction. Returns the source where it is another cluster."""
+    ) -> None:
+        """The marker, and offsets of a source on our own cluster, join the transaction."""
         assert self._owner is not None
         await self._markers.put(transaction, marker, self._owner)
-        if source_offsets is None:
-            return None
-        offsets = as_committed(source_offsets)
-        source = await self._source(source_offsets.bootstrap)
-        if source is not None:
-            return source
-        await transaction.commit_offsets(GroupMetadata(self.sink_id), offsets)
-        return None
-
-    async def _source(self, bootstrap: str) -> Cluster | None:
-        """The source's cluster, if it is another one than ours; who is behind an address is asked once."""
-        if bootstrap == self.bootstrap or bootstrap in self._own_addresses:
-            return None
-        source = Cluster(bootstrap, self.connection)
-        try:
-            if bootstrap not in self._other_addresses:
-                if (await source.connect()).cluster_id == self._cluster_id:
-                    self._own_addresses.add(bootstrap)
-                    await source.close()
-                    return None
-                self._other_addresses.add(bootstrap)
-        except SemelError as error:
-            LOGGER.warning(
-                "the source at %s does not answer, and may be another cluster: %s", bootstrap, error
-            )
-        return source
+        if source_offsets is not None:
+            await transaction.commit_offsets(GroupMetadata(self.sink_id), as_committed(source_offsets))
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         """From here on the epoch may be committed, so nothing says that it is not, unless the broker does."""
@@ -303,26 +344,15 @@ class KafkaSink(TransactionalSink):
                 f"{self.settings.commit_timeout:g} s: open the sink anew, the marker tells. {error}"
             ) from error
         except AbortableError as error:
+            reason = self._why_timed_out() or str(error)
             raise CommitFailed(
-                f"epoch {epoch} of sink {self.sink_id!r} was not committed: {error}"
+                f"epoch {epoch} of sink {self.sink_id!r} was not committed: {reason}"
             ) from error
         except SemelError as error:
             raise UnknownOutcome(
                 f"whether epoch {epoch} of sink {self.sink_id!r} is committed is not known: {error}. "
                 "Open the sink anew, the marker tells"
             ) from error
-
-    async def _commit_elsewhere(self, source: Cluster, source_offsets: SourceOffsets) -> None:
-        """The source is another cluster: its offsets are for tools that show lag; nothing depends on it."""
-        try:
-            async with asyncio.timeout(self.settings.commit_timeout):
-                await commit_offsets(source, GroupMetadata(self.sink_id), as_committed(source_offsets))
-        except (SemelError, TimeoutError) as error:
-            LOGGER.warning(
-                "the offsets of group %r at the source were not committed: %s", self.sink_id, error
-            )
-        finally:
-            await source.close()
 
     async def _abort(self) -> None:
         self._book.close()
@@ -340,6 +370,7 @@ class KafkaSink(TransactionalSink):
         if self._service is not None:
             await self._service.stop()
             self._service = self._service_address = None
+        await self._drop_source()
         if self._transaction is not None:
             await self._transaction.close()
             self._transaction = None
@@ -355,27 +386,41 @@ class KafkaSink(TransactionalSink):
 
     async def _lost_transaction(self, error: FencedError, *, aborting: bool = False) -> SinkError:
         """What a fencing error means: another owner, or a transaction that has timed out."""
-        open_for_s = asyncio.get_running_loop().time() - self._begun_at
-        successor = await self._successor()
-        if successor is not None or open_for_s < self.transaction_timeout:
+        transaction = self._require_transaction()
+        timed_out = self._why_timed_out()
+        signed_by = await self._last_owner()
+        if (successor := other_than(self.run, signed_by)) is not None:
             return self._markers.fenced_out(successor, error)
-        reason = (
+        if transaction.state is TransactionState.SPOILED:  # the abort tells
+            return CommitFailed(timed_out or f"the transaction of sink {self.sink_id!r} is over: {error}")
+        # On version 2 it has told: after a mere timeout it is refused only by brokers that raise the epoch
+        # twice (Kafka 4.0, KAFKA-19367), and then the marker has to show that nobody has come.
+        is_replaced = transaction.version >= VERSION_2 and signed_by is None
+        if timed_out is None or is_replaced:
+            return self._markers.fenced_out(None, error)
+        if aborting:
+            return AbortFailed(f"{timed_out}. Open the sink anew")
+        if transaction.answer_was_lost:
+            return UnknownOutcome(f"{timed_out}. Or it was committed before: open the sink anew, which tells")
+        return CommitFailed(timed_out)
+
+    def _why_timed_out(self) -> str | None:
+        """What to do about an epoch that took longer than it may; None if it did not."""
+        open_for_s = asyncio.get_running_loop().time() - self._begun_at
+        if open_for_s < self.transaction_timeout:
+            return None
+        return (
             f"the transaction of sink {self.sink_id!r} was open for {open_for_s:.0f} s, and the broker has "
             f"aborted it: transaction_timeout is {self.transaction_timeout:g} s. Raise it (up to the "
             "broker's transaction.max.timeout.ms), or make epochs smaller (Spark: maxOffsetsPerTrigger)"
         )
-        if aborting:
-            return AbortFailed(f"{reason}. Open the sink anew")
-        if self._require_transaction().answer_was_lost:
-            return UnknownOutcome(f"{reason}. Or it was committed before: open the sink anew, which tells")
-        return CommitFailed(reason)
 
     async def _fenced_out(self, error: FencedError) -> FencedOut:
-        return self._markers.fenced_out(await self._successor(), error)
+        return self._markers.fenced_out(other_than(self.run, await self._last_owner()), error)
 
-    async def _successor(self) -> Owner | None:
+    async def _last_owner(self) -> Owner | None:
         assert self._cluster is not None
-        return await self._markers.successor(self._cluster, self.run)
+        return await self._markers.last_owner(self._cluster, self.run)
 
 
 def parse_codec(compression: str) -> Codec:
@@ -392,3 +437,9 @@ def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, Committe
         for topic, partitions in source_offsets.offsets.items()
         for partition, offset in partitions.items()
     }
+
+
+def _is_wrong_setting(error: BaseException) -> bool:
+    if isinstance(error, BrokerError):
+        return error.code in WRONG_SETTINGS
+    return isinstance(error, ConfigError)

@@ -29,7 +29,7 @@ from semel.errors import FencedError, SemelError
 from semel.sinks.claims import Claims, LocalClaims, RemoteClaims
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
-from semel.sinks.kafka.markers import MarkerStore
+from semel.sinks.kafka.markers import MarkerStore, other_than
 from semel.sinks.kafka.rows import (
     RecordLayout,
     RecordRows,
@@ -41,8 +41,7 @@ from semel.sinks.kafka.rows import (
     read_rows,
     read_topics,
 )
-from semel.sinks.kafka.topics import TopicShape, find_shape
-from semel.sinks.marker import Owner
+from semel.sinks.kafka.topics import TOPIC_NAME, TopicShape
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import ServiceAddress, require_shared
@@ -221,21 +220,17 @@ class KafkaWriter(Writer):
         if isinstance(error, SinkError):
             return error
         if isinstance(error, FencedError):
-            successor = await self._successor()
-            if successor is not None:
-                return MarkerStore(self._settings.sink_id, self._settings.topic).fenced_out(successor, error)
+            markers = MarkerStore(self._settings.sink_id, self._settings.topic)
+            run = self.plan.place.run
+            owner = None if self._shared is None else await markers.last_owner(self._shared.cluster, run)
+            if (successor := other_than(run, owner)) is not None:
+                return markers.fenced_out(successor, error)
             return WriteFailed(
                 f"{self._claimant} writes in a transaction that is over: its owner has ended it, or the "
                 f"broker has, after transaction_timeout ({self._settings.transaction_timeout_ms} ms; smaller "
                 f"epochs take less: maxOffsetsPerTrigger). {error}"
             )
         return WriteFailed(f"{self._claimant} could not write: {error}")
-
-    async def _successor(self) -> Owner | None:
-        if self._shared is None:
-            return None
-        markers = MarkerStore(self._settings.sink_id, self._settings.topic)
-        return await markers.successor(self._shared.cluster, self.plan.place.run)
 
     # Sending
 
@@ -297,13 +292,17 @@ class KafkaWriter(Writer):
             raise unfit(where, error) from error
 
     async def _shape(self, topic: str) -> TopicShape | None:
-        """What the owner has read, or for topics that only the rows name, what is there now."""
-        shape = self._shapes.get(topic)
-        if shape is None:
-            shape = await find_shape((await self._open()).cluster, topic)
-            if shape is not None:
-                self._shapes[topic] = shape
-        return shape
+        """As the owner has counted it. Who counts for itself may find more partitions than others have, and
+        put a key elsewhere.
+        """
+        if not TOPIC_NAME.fullmatch(topic):
+            return None  # there can be none, and brokers hang up on who asks for very long ones
+        if topic not in self._shapes:
+            told = await self._claims.shape(self._claimant, topic)
+            if told is None:
+                return None
+            self._shapes[topic] = TopicShape(*told)
+        return self._shapes[topic]
 
     def _targets(
         self, batch: pa.RecordBatch, rows: RecordRows, topic: str, shape: TopicShape, bad: BadRows
