@@ -53,7 +53,8 @@ def command(
     """Run the pipeline in FILE, and start it again after a crash.
 
     FILE has a function `pipeline(spark)` that returns what `semel.spark.exactly_once` made, or a list of
-    such. The session is made here. Ctrl-C and SIGTERM end it; a batch that is under way is aborted.
+    such. The session is made here. Ctrl-C and SIGTERM end it; a batch that is under way is aborted. What has
+    not ended a minute later, or is asked twice, is killed.
     """
     if until_caught_up and trigger is not None:
         raise click.UsageError("--until-caught-up ends when all is read, so --trigger has no meaning with it")

@@ -5,7 +5,6 @@ and one line for each source. It is read through Hadoop's file systems, as Spark
 anywhere.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -33,11 +32,15 @@ class BatchOffsets:
         return sha256("\n".join(self.sources).encode()).hexdigest()
 
     def by_topic(self) -> dict[str, dict[int, int]]:
-        """The next offset of every partition, for those sources that are topics."""
+        """The next offset of every partition, for those sources that are topics.
+
+        Where several sources read a partition it is the least: what one of them has yet to read is lag.
+        """
         merged: dict[str, dict[int, int]] = {}
         for line in self.sources:
             for where, offset in (of_source(line) or {}).items():
-                merged.setdefault(where.topic, {})[where.partition] = offset
+                partitions = merged.setdefault(where.topic, {})
+                partitions[where.partition] = min(offset, partitions.get(where.partition, offset))
         return merged
 
 
@@ -76,9 +79,3 @@ class Checkpoint:
         for part in parts:
             path = self._jvm.org.apache.hadoop.fs.Path(path, part)
         return path
-
-
-def source_bootstrap(options: Sequence[Mapping[str, str]]) -> str | None:
-    """The one cluster that a query's sources read from, by their options; None where there is no one."""
-    found = {each.get("kafka.bootstrap.servers", "") for each in options}
-    return found.pop() or None if len(found) == 1 else None

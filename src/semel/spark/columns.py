@@ -14,11 +14,13 @@ from semel.sinks.sql.target import Strategy
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 TEXT: Final = ("string", "binary")
 INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
 TIMES: Final = ("timestamp", "timestamp_ntz", "bigint")
+HEADER_VALUES: Final = (*TEXT, "void")
+HEADERS: Final = "array<struct<key:string,value:binary>> or map<string,binary>, where values may be strings"
 # The settings by which Spark encrypts what its processes send each other.
 ENCRYPTION: Final = (
     "spark.network.crypto.enabled",
@@ -46,7 +48,7 @@ def _check_kafka(schema: "StructType", sink: KafkaSink) -> None:
     _require(schema, "topic", layout.topic, ("string",))
     _require(schema, "partition", layout.partition, INTEGERS)
     _require(schema, "timestamp", layout.timestamp, TIMES)
-    _require(schema, "headers", layout.headers, ("array", "map"))
+    _require_headers(schema, layout.headers)
 
 
 def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
@@ -67,7 +69,7 @@ def _prepare_sql(df: "DataFrame", sink: SqlSink) -> list[str]:
             )
         names = [name for name in names if name in wanted]
     time_zone = str(df.sparkSession.conf.get("spark.sql.session.timeZone"))
-    sink.expect(to_arrow_schema(df.select(*map(_quoted, names)).schema, timezone=time_zone))
+    sink.expect(to_arrow_schema(df.select(*map(quoted, names)).schema, timezone=time_zone))
     return names
 
 
@@ -77,25 +79,53 @@ def _is_encrypted(conf: "SparkConf") -> bool:
 
 def select_columns(batch: "DataFrame", names: list[str]) -> "DataFrame":
     """The batch with these columns alone: others are not sent to the tasks' Python."""
-    return batch if names == batch.columns else batch.select(*map(_quoted, names))
+    return batch if names == batch.columns else batch.select(*map(quoted, names))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
 def _require(schema: "StructType", role: str, column: str | None, types: tuple[str, ...]) -> None:
     if column is None:
         return
+    found = _type_of(schema, role, column).simpleString()
+    if found not in types:
+        raise ConfigError(
+            f"column {column!r} is of type {found}; the record's {role} must be {' or '.join(types)}: cast "
+            "it, or encode it (to_json)"
+        )
+
+
+def _require_headers(schema: "StructType", column: str | None) -> None:
+    if column is None:
+        return
+    found = _type_of(schema, "headers", column)
+    if not _holds_headers(found):
+        raise ConfigError(
+            f"column {column!r} is of type {found.simpleString()}; the record's headers must be {HEADERS}"
+        )
+
+
+def _holds_headers(found: "DataType") -> bool:
+    """Pairs of a name and a value; what else a pair has, the sink does not look at."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(found, MapType):
+        pair = {"key": found.keyType, "value": found.valueType}
+    elif isinstance(found, ArrayType) and isinstance(found.elementType, StructType):
+        pair = {field.name: field.dataType for field in found.elementType}
+    else:
+        return False
+    types = {name: kind.simpleString() for name, kind in pair.items()}
+    return types.get("key") == "string" and types.get("value") in HEADER_VALUES
+
+
+def _type_of(schema: "StructType", role: str, column: str) -> "DataType":
     if column not in schema.fieldNames():
         none = f", or pass {role}=None to the sink" if role == "key" else ""
         raise ConfigError(
             f"there is no column {column!r} for the record's {role}; the rows have "
             f"{', '.join(schema.fieldNames())}. Select one{none}"
         )
-    found = schema[column].dataType.simpleString()
-    if found.partition("<")[0].partition("(")[0] not in types:
-        raise ConfigError(
-            f"column {column!r} is of type {found}; the record's {role} must be {' or '.join(types)}: cast "
-            "it, or encode it (to_json)"
-        )
+    return schema[column].dataType

@@ -8,7 +8,7 @@ is in docs/design/spark_epoch.md.
 import logging
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import SemelError
@@ -20,6 +20,8 @@ from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
 from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import select_columns
 from semel.spark.layout import lay_out
+from semel.spark.source_cluster import SourceCluster
+from semel.spark.transfer import Transfer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,7 +56,9 @@ class EpochRunner:
         sinks: Sequence[BlockingSink],
         columns: Sequence[list[str]],
         checkpoint: Checkpoint,
-        source_bootstrap: str | None,
+        source: SourceCluster | None,
+        *,
+        has_python: bool,
     ) -> None:
         self.name = name
         self.sinks = sinks
@@ -65,7 +69,8 @@ class EpochRunner:
         self.batches = 0
         self.rows = 0
         self._checkpoint = checkpoint
-        self._source_bootstrap = source_bootstrap
+        self._source = source
+        self._transfers = [Transfer(has_python=has_python) for _ in sinks]
         self._stopping = threading.Event()
         self._closing = threading.Lock()
         self._open = list(sinks)
@@ -91,11 +96,7 @@ class EpochRunner:
         """Closes the sinks, which aborts what is active. Idempotent."""
         with self._closing:
             closing, self._open = self._open, []
-            for sink in closing:
-                try:
-                    sink.close()
-                except SemelError as error:
-                    LOGGER.warning("a sink of %r was not closed: %s", self.name, error)
+            close_all(self.name, closing)
 
     def _run(self, batch: "DataFrame", batch_id: int) -> None:
         offsets = self._checkpoint.offsets(batch_id)
@@ -104,8 +105,10 @@ class EpochRunner:
         # All are asked before one of them writes.
         plans = [self._begin(sink, batch_id, origin) for sink in self.sinks]
         pending = [
-            (sink, plan, columns)
-            for sink, plan, columns in zip(self.sinks, plans, self._columns, strict=True)
+            (sink, plan, columns, transfer)
+            for sink, plan, columns, transfer in zip(
+                self.sinks, plans, self._columns, self._transfers, strict=True
+            )
             if plan is not None
         ]
         if not pending:
@@ -115,8 +118,8 @@ class EpochRunner:
             batch = batch.persist()
         try:
             rows = [
-                self._write(select_columns(batch, columns), batch_id, sink, plan, origin, source)
-                for sink, plan, columns in pending
+                self._write(select_columns(batch, columns), batch_id, sink, plan, transfer, origin, source)
+                for sink, plan, columns, transfer in pending
             ]
         finally:
             if len(pending) > 1:
@@ -133,9 +136,9 @@ class EpochRunner:
             batch.write.format("noop").mode("append").save()
 
     def _source_offsets(self, offsets: dict[str, dict[int, int]]) -> SourceOffsets | None:
-        if self._source_bootstrap is None or not offsets:
+        if self._source is None or not offsets:
             return None
-        return SourceOffsets(self._source_bootstrap, offsets)
+        return SourceOffsets(self._source.bootstrap, offsets, self._source.connection)
 
     # One sink
 
@@ -144,7 +147,8 @@ class EpochRunner:
             try:
                 return sink.begin(batch_id, origin)
             except ConnectionLost as error:
-                self._require_another_attempt(error, attempt, batch_id)
+                _require_another_attempt(error, attempt)
+                self._back_off(error, attempt, batch_id)
         raise AssertionError("the last attempt raises")
 
     def _write(
@@ -153,6 +157,7 @@ class EpochRunner:
         batch_id: int,
         sink: BlockingSink,
         plan: WriterPlan,
+        transfer: Transfer,
         origin: Origin,
         source: SourceOffsets | None,
     ) -> int:
@@ -160,32 +165,47 @@ class EpochRunner:
         for attempt in range(MAX_ATTEMPTS):
             self.attempts += 1
             try:
-                receipts = _receipts(batch, plan, attempt)
+                receipts = _receipts(batch, plan, attempt, transfer)
                 sink.commit(batch_id, receipts, source)
                 return sum(receipt.rows for receipt in receipts)
             except (WriteFailed, CommitFailed, ConnectionLost) as error:
-                self._require_another_attempt(error, attempt, batch_id)
-                # Only if the abort is accepted is it certain that no one has replaced us.
+                _require_another_attempt(error, attempt)
+                # Only if the abort is accepted is it certain that no one has replaced us. Before the wait, in
+                # which what is open would hold up readers and whoever needs its locks.
                 sink.abort(batch_id, str(error))
+                self._back_off(error, attempt, batch_id)
             again = self._begin(sink, batch_id, origin)
             assert again is not None, "an epoch that was aborted is committed"
             plan = again
         raise AssertionError("the last attempt raises")
 
-    def _require_another_attempt(self, error: SinkError, attempt: int, batch_id: int) -> None:
-        is_permanent = isinstance(error, WriteFailed | CommitFailed) and error.is_permanent
-        if is_permanent or attempt + 1 == MAX_ATTEMPTS:
-            raise error
+    def _back_off(self, error: SinkError, attempt: int, batch_id: int) -> None:
         LOGGER.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
         if self._stopping.wait(FIRST_BACKOFF_S * 2**attempt):
             raise error
 
 
-def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int) -> list[Receipt]:
+def close_all(name: str, sinks: Iterable[BlockingSink]) -> None:
+    """Each of them, though one may fail: why a pipeline ended, or did not begin, is what is to be told."""
+    for sink in sinks:
+        try:
+            sink.close()
+        except Exception as error:
+            LOGGER.warning("a sink of %r was not closed: %s", name, error)
+
+
+def _require_another_attempt(error: SinkError, attempt: int) -> None:
+    is_permanent = isinstance(error, WriteFailed | CommitFailed) and error.is_permanent
+    if is_permanent or attempt + 1 == MAX_ATTEMPTS:
+        raise error
+
+
+def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int, transfer: Transfer) -> list[Receipt]:
     """Runs the tasks: the one evaluation of the batch in this attempt."""
     layout = lay_out(batch, plan)
     task = WriteTask(plan, layout.tasks, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
-    outcomes = _run_tasks(layout.rows.mapInArrow(task.run, OUTCOME_SCHEMA))
+    with transfer.prepared(layout.rows) as rows:
+        outcomes = _run_tasks(rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
     if errors:
         # What one task has met, others only hear of: that the epoch is spoiled.

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from semel.errors import ConfigError
 from semel.sinks.blocking import BlockingSink
 from semel.sinks.sink import TransactionalSink
-from semel.spark.checkpoint import Checkpoint, source_bootstrap
+from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import prepare_columns
-from semel.spark.epochs import EpochRunner
+from semel.spark.epochs import EpochRunner, close_all
 from semel.spark.query import PipelineQuery
+from semel.spark.session import require_classic
+from semel.spark.source_cluster import cluster_of
+from semel.spark.transfer import runs_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,13 +93,11 @@ class ExactlyOnce:
         """Opens all sinks, which fences earlier owners, and starts the query."""
         writer = _with_trigger(self._df.writeStream, trigger)
         spark = self._df.sparkSession
-        runner = EpochRunner(
-            self._name,
-            self._open_sinks(str(spark.conf.get(DRIVER_HOST, "127.0.0.1"))),
-            self._columns,
-            Checkpoint(spark, self._checkpoint),
-            source_bootstrap(_source_options(self._df)),
-        )
+        # All that may fail without a sink comes before the sinks: who would close them?
+        checkpoint = Checkpoint(spark, self._checkpoint)
+        source, has_python = cluster_of(self._df), runs_python(self._df)
+        sinks = self._open_sinks(str(spark.conf.get(DRIVER_HOST, "127.0.0.1")))
+        runner = EpochRunner(self._name, sinks, self._columns, checkpoint, source, has_python=has_python)
         try:
             query = (
                 writer.queryName(self._name)
@@ -119,8 +120,7 @@ class ExactlyOnce:
                 opened.append(blocking)
                 blocking.open(sink_id(self._name, place))
         except BaseException:
-            for each in opened:
-                each.close()
+            close_all(self._name, opened)
             raise
         return opened
 
@@ -131,11 +131,7 @@ def sink_id(name: str, place: int) -> str:
 
 
 def _check_dataframe(df: "DataFrame") -> None:
-    if type(df).__module__.startswith("pyspark.sql.connect"):
-        raise ConfigError(
-            "this DataFrame is of Spark Connect, where foreachBatch runs in another process than the driver, "
-            "without the sinks and without a handle on the query: start a classic session, without remote()"
-        )
+    require_classic(df)
     if not getattr(df, "isStreaming", False):
         raise ConfigError("this DataFrame does not stream: read it with readStream, or semel.spark.read")
     if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
@@ -157,15 +153,3 @@ def _with_trigger(writer: "DataStreamWriter", trigger: Trigger | None) -> "DataS
             raise ConfigError(f"there is no trigger {kind!r}: use {', '.join(TRIGGERS)}")
     keywords: dict[str, Any] = dict(trigger)
     return writer.trigger(**keywords)
-
-
-def _source_options(df: "DataFrame") -> list[Mapping[str, str]]:
-    """The options of the query's sources, for those that tell them."""
-    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
-    found: list[Mapping[str, str]] = []
-    while leaves.hasNext():
-        leaf = leaves.next()
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
-            options = leaf.extraOptions().asCaseSensitiveMap()
-            found.append({str(name).lower(): str(value) for name, value in options.items()})
-    return found

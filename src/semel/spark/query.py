@@ -32,8 +32,15 @@ class PipelineQuery:
         except Exception:  # it is told by `failure`
             LOGGER.debug("%r has ended with an error", self.name, exc_info=True)
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
             self._runner.close()
-            self._ended.set()
+        except Exception:
+            LOGGER.warning("the sinks of %r were not all closed", self.name, exc_info=True)
+        finally:
+            self._ended.set()  # whatever became of them: it is waited for without a limit
 
     @property
     def name(self) -> str:

@@ -4,10 +4,12 @@ Both give the same columns and the same rows, take the same options, and read co
 asked otherwise.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from semel.errors import ConfigError
+from semel.spark.session import require_classic
 from semel.spark.source_options import (
     BOOTSTRAP,
     INCLUDE_HEADERS,
@@ -64,7 +66,25 @@ def register(spark: "SparkSession") -> None:
     """Makes the format "semel" known to the session; `read` and `read_batch` do it themselves."""
     from semel.spark.source import SemelDataSource
 
-    spark.dataSource.register(SemelDataSource)
+    require_classic(spark)
+    with _active(spark):
+        spark.dataSource.register(SemelDataSource)
+
+
+@contextmanager
+def _active(spark: "SparkSession") -> Iterator[None]:
+    """Spark looks in the active session for a source of that name, and refuses to know it in another."""
+    jvm: Any = spark.sparkContext._jvm
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def has_jvm_connector(spark: "SparkSession") -> bool:
@@ -83,6 +103,7 @@ def _prepare(
     options: dict[str, OptionValue],
 ) -> tuple[str, dict[str, str]]:
     """The format to read with, and all of its options, checked."""
+    require_classic(spark)
     settings = {**DEFAULTS, **{name: _text(value) for name, value in options.items()}}
     settings[BOOTSTRAP] = bootstrap
     settings[SUBSCRIBE] = topics if isinstance(topics, str) else ",".join(topics)

@@ -14,14 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TextIO
 
-from semel.errors import ConfigError
-from semel.sinks.errors import FencedOut, MarkerMismatch
+from semel.errors import ConfigError, SemelError
+from semel.sinks.errors import CommitFailed, FencedOut, InitFailed, MarkerMismatch, WriteFailed
 from semel.spark.pipeline import ExactlyOnce
 from semel.spark.progress import progress_of
 from semel.spark.query import PipelineQuery
 from semel.spark.session import DEFAULT_MASTER, local_session
 
+LOGGER: Final = logging.getLogger(__name__)
+
 ENTRY: Final = "pipeline"
+# Something was not as it should be; it may be the next time.
+FAILED_EXIT: Final = 1
 # To start again would not help.
 FINAL_EXIT: Final = 2
 PROGRESS_INTERVAL_S: Final = 0.5
@@ -42,18 +46,34 @@ def main(arguments: Sequence[str]) -> int:
         trigger = "availableNow" if options.until_caught_up else options.trigger
         out = None if options.progress_fd is None else os.fdopen(options.progress_fd, "w", buffering=1)
         return run(options.file, options.master, settings, trigger, out)
-    except (ConfigError, MarkerMismatch, FencedOut) as error:
+    except SemelError as error:
+        if not is_final(error):
+            raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - this is its output
         return FINAL_EXIT
+
+
+def is_final(error: SemelError) -> bool:
+    """Whether another start would surely meet it again, until somebody mends something."""
+    if isinstance(error, InitFailed | WriteFailed | CommitFailed):
+        return error.is_permanent
+    return isinstance(error, ConfigError | MarkerMismatch | FencedOut)
 
 
 def run(file: str, master: str, settings: dict[str, str], trigger: str | None, out: TextIO | None) -> int:
     """Until the input is read, or a signal asks to stop; raises what ended a pipeline."""
     spark = local_session(Path(file).name, master=master, settings=settings)
-    pipelines = load(file, spark)
-    stopping = _StopRequest()
-    running = [pipeline.start(trigger) for pipeline in pipelines]
+    return run_all(load(file, spark), trigger, out, StopRequest())
+
+
+def run_all(
+    pipelines: Sequence[ExactlyOnce], trigger: str | None, out: TextIO | None, stopping: "StopRequest"
+) -> int:
+    """Until all have read their input. One that fails, at its start or later, ends the others, too."""
+    running: list[PipelineQuery] = []
     try:
+        for pipeline in pipelines:
+            running.append(pipeline.start(trigger))
         is_over = False
         while not is_over and not stopping.is_asked:
             # Each is asked, so that whichever fails is noticed: it raises.
@@ -61,13 +81,24 @@ def run(file: str, master: str, settings: dict[str, str], trigger: str | None, o
             is_over = all(ended)
             _tell(out, running)
     finally:
-        for query in running:
-            query.stop()
+        are_stopped = _stop(running)
     _tell(out, running)
-    return 0
+    return 0 if are_stopped else FAILED_EXIT
 
 
-class _StopRequest:
+def _stop(running: list[PipelineQuery]) -> bool:
+    """Whether each could be stopped. One that could not is told of; why a pipeline ended is raised."""
+    are_stopped = True
+    for query in running:
+        try:
+            query.stop()
+        except Exception as error:  # Py4J has its own
+            LOGGER.warning("%r was not stopped: %s", query.name, error)
+            are_stopped = False
+    return are_stopped
+
+
+class StopRequest:
     """SIGTERM and SIGINT end the pipeline between two looks at it."""
 
     def __init__(self) -> None:

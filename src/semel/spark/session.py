@@ -13,25 +13,30 @@ from semel.errors import ConfigError
 from semel.spark.java import find_java, home_for_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_MASTER: Final = "local[*]"
-DEFAULT_DRIVER_MEMORY: Final = "1g"
 LOOPBACK: Final = "127.0.0.1"
 
+# Wherever a pipeline runs: what it makes of a timestamp does not depend on where its driver is.
+SETTINGS: Final[dict[str, str]] = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
 # What a pipeline on one machine wants and Spark's defaults, made for clusters, do not give.
 LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
     # The files of the state stores are as many as these, in every batch.
     "spark.sql.shuffle.partitions": "4",
-}
-# Names of the machine may not resolve, and nobody outside has business with executors that are all here.
-LOOPBACK_SETTINGS: Final[dict[str, str]] = {
+    # Names of the machine may not resolve, and nobody outside has business with executors that are all here.
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
 }
+
+
+def settings_for(master: str) -> dict[str, str]:
+    """What is set unless the user does: little on a cluster, which has settings of its own."""
+    return {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
 
 
 def prepare_environment(java_home: Path | None = None) -> Path:
@@ -47,16 +52,26 @@ def prepare_environment(java_home: Path | None = None) -> Path:
     return home
 
 
+def require_classic(given: "SparkSession | DataFrame") -> None:
+    """Refuses what is of Spark Connect, before it is asked for what is not there."""
+    if type(given).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError(
+            f"this {type(given).__name__} is of Spark Connect, where foreachBatch runs in another process "
+            "than the driver, without the sinks and without a handle on the query, and where the reader of "
+            "topics cannot be made known to the session in the JVM: start a classic session, without remote()"
+        )
+
+
 def local_session(
     app_name: str,
     *,
     master: str = DEFAULT_MASTER,
-    driver_memory: str = DEFAULT_DRIVER_MEMORY,
+    driver_memory: str | None = None,
     settings: Mapping[str, str] | None = None,
     jars: Sequence[Path] = (),
     log_level: str = "WARN",
 ) -> "SparkSession":
-    """A session on this machine, with the reader of topics registered. Settings given here win."""
+    """A session with its driver here, and the reader of topics registered. Settings given here win."""
     prepare_environment()
     try:
         from pyspark.sql import SparkSession
@@ -65,13 +80,14 @@ def local_session(
     from semel.spark.reader import register
 
     builder = SparkSession.builder.appName(app_name).master(master)
-    builder = builder.config("spark.driver.memory", driver_memory)
+    if driver_memory is not None:
+        builder = builder.config("spark.driver.memory", driver_memory)
     if jars:
         builder = builder.config("spark.jars", ",".join(str(jar) for jar in jars))
-    loopback = LOOPBACK_SETTINGS if master.startswith("local") else {}
-    for name, value in {**LOCAL_SETTINGS, **loopback, **(settings or {})}.items():
+    for name, value in {**settings_for(master), **(settings or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    require_classic(spark)  # SPARK_REMOTE and SPARK_API_MODE make it another one
     spark.sparkContext.setLogLevel(log_level)
     register(spark)
     return spark

@@ -8,7 +8,9 @@ Rules:
 - Spark writes the end of a batch into its checkpoint before it runs, but never the start of the first one: a
   driver that dies in its first batch asks for the initial offsets again. `latest` would have moved by then,
   and records be lost. So the first batch of a query that starts at the latest offsets is empty, and puts them
-  into the checkpoint; when it is planned again, from other offsets, it is empty still.
+  into the checkpoint; when it is run again, from other offsets, it is empty still.
+- The first batch is known by where it begins and where it ends. That it begins at the initial offsets is not
+  enough: the second one does, too, since the first one went nowhere.
 - Partitions that come up later are read from their beginning.
 """
 
@@ -116,7 +118,8 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._planner: Planner | None = None
         self._initial: Offsets | None = None
-        self._first_is_planned = False
+        # Where the first batch that this reader planned or was asked to run again ends.
+        self._first_end: Offsets | None = None
         self._latest: Offsets | None = None
         self._target: Offsets | None = None
 
@@ -126,6 +129,9 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark asks more than once for the same first batch.
         if self._initial is None:
             self._initial = self._connected().starting_offsets()
+            if self._target is not None:
+                # It was looked up before, and what has come in since would seem to be lost.
+                self.prepareForTriggerAvailableNow()
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -138,8 +144,10 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> OffsetsJson:  # noqa: N802
         begin = from_json(start)
-        if self._is_first_from_latest(begin):
-            return to_json(begin)
+        if self._first_end is None:
+            self._first_end = begin
+            if self._is_first_from_latest(begin, begin):
+                return to_json(begin)
         planner = self._connected()
         self._latest = self._target or planner.latest_offsets()
         planner.check_nothing_lost(begin, self._latest)
@@ -149,9 +157,13 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._latest is None else to_json(self._latest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        if start == end or (self._starts_at_latest and from_json(start) == self._initial):
+        begin, until = from_json(start), from_json(end)
+        if self._first_end is None:
+            # Planned by a driver that died: Spark runs such a batch before it asks for another one.
+            self._first_end = until
+        if begin == until or self._is_first_from_latest(begin, until):
             return []
-        return [RangePartition(each) for each in self._connected().plan(from_json(start), from_json(end))]
+        return [RangePartition(each) for each in self._connected().plan(begin, until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
@@ -172,11 +184,12 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = self._options.starting
         return starting == LATEST if isinstance(starting, int) else LATEST in starting.values()
 
-    def _is_first_from_latest(self, begin: Offsets) -> bool:
-        """Whether this is the first call of a query's first batch, which must be empty."""
-        is_first = self._starts_at_latest and begin == self._initial and not self._first_is_planned
-        self._first_is_planned = True
-        return is_first
+    def _is_first_from_latest(self, begin: Offsets, end: Offsets) -> bool:
+        """Whether this is a query's first batch, and has to be empty whatever lies between its offsets.
+
+        Sinks may have committed it before the driver died: it must not have other rows the second time.
+        """
+        return self._starts_at_latest and begin == self._initial and end == self._first_end
 
     def _connected(self) -> Planner:
         if self._planner is None:

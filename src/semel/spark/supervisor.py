@@ -3,18 +3,23 @@
 What the dead process left open is aborted when the next one opens its sinks. Back-off grows from one crash
 to the next, and starts anew when an epoch was committed in between; after so many crashes in a row that had
 no commit in between, it gives up. An exit that says that another start would not help (wrong settings, a
-marker that does not fit, another owner) is final.
+marker that does not fit, another owner, a row that the target cannot take) is final.
+
+A process that is asked to end has a limited time for it; then, or when it is asked once more, it is killed.
+What it had open is aborted by the next start, as after any other death.
 """
 
 import logging
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TextIO
+from contextlib import suppress
+from typing import Final
 
 from semel.spark.progress import Progress, decode
 from semel.spark.running import FINAL_EXIT
@@ -24,7 +29,13 @@ LOGGER: Final = logging.getLogger(__name__)
 FIRST_BACKOFF_S: Final = 1.0
 MAX_BACKOFF_S: Final = 60.0
 DEFAULT_MAX_CRASHES: Final = 10
+# From the request to end, or from the end of what it tells, to the end of the process.
 STOP_TIMEOUT_S: Final = 60.0
+# One Ctrl-C may arrive twice: from the terminal, and from a parent that hands it on.
+ECHO_S: Final = 0.5
+POLL_S: Final = 0.05
+# More than a pipe holds: one read takes all that a dead process has left in it.
+MAX_TOLD_BYTES: Final = 1 << 20
 # One life of a pipeline: the arguments follow.
 LIFE: Final = (sys.executable, "-m", "semel.spark.running")
 
@@ -45,20 +56,35 @@ class Supervisor:
         *,
         life: Sequence[str] = LIFE,
         first_backoff_s: float = FIRST_BACKOFF_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         self._command = [*life, *arguments]
         self._first_backoff_s = first_backoff_s
+        self._stop_timeout_s = stop_timeout_s
         self._on_progress = on_progress
         self._max_crashes = max_crashes
-        self._stopping = threading.Event()
+        self._is_stopping = False
+        self._asked_at = -math.inf
+        self._kill_at = math.inf
         self._process: subprocess.Popen[bytes] | None = None
         self._has_committed = False
         self.restarts = 0
         self.latest: dict[str, Progress] = {}
 
     def stop(self) -> None:
-        """Asks the pipeline to end; `run` returns when it has. May be called in a signal handler."""
-        self._stopping.set()
+        """Asks the pipeline to end, and kills it when asked again; `run` returns when it has ended.
+
+        May be called in a signal handler, also while it is in another: it takes no lock, and the killing is
+        left to `run`, which looks often.
+        """
+        now = time.monotonic()
+        if now < self._asked_at + ECHO_S:
+            return
+        self._kill_at = now if self._is_stopping else now + self._stop_timeout_s
+        self._asked_at, self._is_stopping = now, True
+        self._ask()
+
+    def _ask(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -67,9 +93,9 @@ class Supervisor:
         crashes = 0
         while True:
             code = self._live()
-            if self._stopping.is_set() and code == -signal.SIGTERM:
+            if self._is_stopping and code == -signal.SIGTERM:
                 return 0  # it was asked before it could listen, and had nothing open
-            if code in (0, FINAL_EXIT) or self._stopping.is_set():
+            if code in (0, FINAL_EXIT) or self._is_stopping:
                 return code
             crashes = 1 if self._has_committed else crashes + 1
             if crashes >= self._max_crashes:
@@ -77,15 +103,22 @@ class Supervisor:
                 return code
             pause_s = backoff_s(crashes, self._first_backoff_s)
             LOGGER.warning("the pipeline ended with %d; it is started again in %g s", code, pause_s)
-            if self._stopping.wait(pause_s):
+            self._pause(pause_s)
+            if self._is_stopping:
                 return 0
             self.restarts += 1
+
+    def _pause(self, seconds: float) -> None:
+        """Not for longer than until it is asked to stop."""
+        until = time.monotonic() + seconds
+        while not self._is_stopping and time.monotonic() < until:
+            time.sleep(POLL_S)
 
     def _live(self) -> int:
         """One process, from its start to its end."""
         self._has_committed = False
         reading, writing = os.pipe()
-        with os.fdopen(reading) as lines:
+        try:
             try:
                 self._process = subprocess.Popen(
                     [*self._command, "--progress-fd", str(writing)],
@@ -94,24 +127,56 @@ class Supervisor:
                 )
             finally:
                 os.close(writing)
-            if self._stopping.is_set():
-                self.stop()  # it was asked for while there was no process
-            self._listen(lines)
-        return self._wait()
+            if self._is_stopping:
+                self._ask()  # it was asked for while there was no process
+            return self._follow(self._process, _Told(reading))
+        finally:
+            os.close(reading)
 
-    def _listen(self, lines: TextIO) -> None:
-        """Until the process, and all that inherited the pipe from it, are gone."""
+    def _follow(self, process: subprocess.Popen[bytes], told: "_Told") -> int:
+        """Listens until the process is gone. One that ought to be gone by now is killed."""
+        while process.poll() is None:
+            self._hear(told.lines(POLL_S))
+            if time.monotonic() >= min(self._kill_at, told.ended_at + self._stop_timeout_s):
+                _kill(process)
+                break
+        code = process.wait()
+        # Not until all that inherited the pipe are gone: what they do is no concern of ours.
+        self._hear(told.lines(0.0))
+        return code
+
+    def _hear(self, lines: list[str]) -> None:
         for line in lines:
             progress = decode(line)
             self._has_committed = self._has_committed or progress.commits > 0
             self.latest[progress.pipeline] = progress
             self._on_progress(progress)
 
-    def _wait(self) -> int:
-        assert self._process is not None
-        give_up = time.monotonic() + STOP_TIMEOUT_S
-        while self._process.poll() is None and time.monotonic() < give_up:
-            time.sleep(0.05)
-        if self._process.poll() is None:
-            self._process.kill()
-        return self._process.wait()
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With its JVM, which is of its group: that may be what does not end."""
+    LOGGER.warning("the pipeline does not end, and is killed; what it has open, the next start aborts")
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Told:
+    """What comes through a pipe, line by line; it is never waited for longer than asked."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._begun = b""
+        self.ended_at = math.inf
+
+    def lines(self, timeout_s: float) -> list[str]:
+        """The lines that are whole by now. Those that are not are kept, and lost if their writer dies."""
+        if self.ended_at < math.inf:
+            time.sleep(timeout_s)
+            return []
+        if not select.select([self._pipe], [], [], timeout_s)[0]:
+            return []
+        some = os.read(self._pipe, MAX_TOLD_BYTES)
+        if not some:
+            self.ended_at = time.monotonic()
+        *whole, self._begun = (self._begun + some).split(b"\n")
+        return [line.decode() for line in whole]

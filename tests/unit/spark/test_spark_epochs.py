@@ -1,10 +1,11 @@
 """What the driver and the tasks of `exactly_once` decide, without a Spark."""
 
 import asyncio
+import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,20 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+import semel
+from semel.client.admin import Admin
+from semel.client.cluster import Cluster
+from semel.client.connection import ConnectionOptions
 from semel.client.metadata import Address
+from semel.client.security import Sasl
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import ConfigError
+from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka import KafkaPlan
 from semel.sinks.kafka.sink import KafkaSink
 from semel.sinks.kafka.topics import TopicShape
+from semel.sinks.kafka.writer import WriterSettings
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.mysql.bulk_rows import BulkForm
 from semel.sinks.postgres import PostgresSink
@@ -32,10 +40,11 @@ from semel.sinks.sql.dialect import Form
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
 from semel.sinks.tasks import WriteTask
-from semel.spark.checkpoint import parse_offsets, source_bootstrap
+from semel.spark.checkpoint import parse_offsets
 from semel.spark.epochs import LOST_WORK, _run_tasks
 from semel.spark.layout import lay_out, partition_count
-from semel.spark.pipeline import exactly_once, sink_id
+from semel.spark.pipeline import sink_id
+from semel.spark.source_cluster import SourceCluster, one_cluster
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
 
@@ -65,6 +74,13 @@ def test_offsets_of_several_topics_are_taken_together_and_those_of_other_sources
     assert found.by_topic() == {"a": {0: 1, 1: 2}, "b": {0: 3}}
 
 
+@pytest.mark.parametrize("ends", [(7, 3), (3, 7), (3, 7, 5)])
+def test_a_topic_of_several_sources_is_read_as_far_as_the_slowest_of_them(ends: tuple[int, ...]) -> None:
+    sources = ['{"a":{"0":%d,"1":9}}' % end for end in ends]  # noqa: UP031 - braces
+    found = parse_offsets(offsets_text(1, *sources, '{"a":{"2":4}}'))
+    assert found.by_topic() == {"a": {0: 3, 1: 9, 2: 4}}
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "v1"])
 def test_a_file_that_is_no_offsets_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no format"):
@@ -73,75 +89,116 @@ def test_a_file_that_is_no_offsets_is_refused(text: str) -> None:
 
 def test_the_sources_cluster_is_known_if_there_is_one() -> None:
     one, two = {"kafka.bootstrap.servers": "a:1"}, {"kafka.bootstrap.servers": "b:2"}
-    assert source_bootstrap([one, one]) == "a:1"
-    assert source_bootstrap([one, two]) is None
-    assert source_bootstrap([{"path": "x"}]) is None
-    assert source_bootstrap([]) is None
+    assert one_cluster([one, one]) == SourceCluster("a:1", ConnectionOptions())
+    assert one_cluster([one, two]) is None
+    assert one_cluster([{"path": "x"}]) is None
+    assert one_cluster([]) is None
+
+
+def test_the_sources_cluster_is_reached_as_the_source_reaches_it() -> None:
+    login = 'PlainLoginModule required username="ada" password="secret";'
+    options = {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": login,
+    }
+    found = one_cluster([options])
+    assert found is not None and found.connection.tls is not None
+    assert found.connection.sasl == Sasl("ada", "secret", "PLAIN")
+    key_store = {**options, "kafka.ssl.truststore.location": "trust.jks"}
+    assert one_cluster([key_store]) is None, "only Java reads that"
 
 
 def test_the_first_sink_has_the_pipelines_name_so_that_others_may_be_added() -> None:
     assert [sink_id("totals", place) for place in range(3)] == ["totals", "totals/1", "totals/2"]
 
 
-def test_a_frame_of_spark_connect_is_refused_with_the_reason() -> None:
-    remote = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe", "isStreaming": True})()
-    with pytest.raises(ConfigError, match="Spark Connect, where foreachBatch runs in another process"):
-        exactly_once(remote, KafkaSink("localhost:1", "out"), name="p", checkpoint="/nowhere")
-
-
-def kafka_plan() -> KafkaPlan:
-    sink = KafkaSink("localhost:1", "out")
-    handle = TransactionHandle("localhost:1", "semel-sink.x", 1, 0, 2)
-    return KafkaPlan(Place("run", 0, 0), handle, sink._writer_settings, ServiceAddress(Address("h", 1), "t"))
+# Nobody listens there.
+NOWHERE = ServiceAddress(Address("127.0.0.1", 1), "t")
 
 
 async def table_plan(sink: SqlSink, form: type[Form], *limits: int) -> WriterPlan:
     """What `begin` would hand out, had the sink been opened on a table with a column `v`."""
     sink._layout = lay_out_columns(sink.target, [TableColumn("v", "text")], sink._dialect)
-    sink._service_address = ServiceAddress(Address("h", 1), "t")
+    sink._service_address = NOWHERE
     if sink.strategy is Strategy.STAGED:
         return sink._staged_plan(Place("run", 0, 0))
     session: Any = SimpleNamespace(form=lambda table, columns, stamp: form(table, columns, stamp, *limits))  # type: ignore[call-arg]
     return sink._direct_plan(Place("run", 0, 0), session)
 
 
-def postgres_plan(strategy: str) -> WriterPlan:
-    return asyncio.run(table_plan(PostgresSink("host=h", "t", strategy=strategy), CopyForm))
+@contextmanager
+def postgres_plan(strategy: str) -> Iterator[WriterPlan]:
+    sink = PostgresSink("host=127.0.0.1 port=1", "t", strategy=strategy)
+    yield asyncio.run(table_plan(sink, CopyForm))
 
 
-def mysql_plan(strategy: str) -> WriterPlan:
-    return asyncio.run(table_plan(MySQLSink("mysql://u@h/d", "t", strategy=strategy), BulkForm, 1_000))
+@contextmanager
+def mysql_plan(strategy: str) -> Iterator[WriterPlan]:
+    sink = MySQLSink("mysql://u@127.0.0.1:1/d", "t", strategy=strategy)
+    yield asyncio.run(table_plan(sink, BulkForm, 1_000))
+
+
+async def create_topic(bootstrap: str, topic: str) -> None:
+    async with Cluster(bootstrap) as cluster:
+        await Admin(cluster).create_topic(topic, partitions=1)
+
+
+@contextmanager
+def kafka_plan() -> Iterator[WriterPlan]:
+    with semel.Broker() as broker:
+        asyncio.run(create_topic(broker.bootstrap, "out"))
+        sink = KafkaSink(broker.bootstrap, "out", key=None, value="v")
+        sink.share("127.0.0.1")
+        with BlockingSink(sink) as owner:
+            owner.open("p")
+            plan = owner.begin(0)
+            assert plan is not None
+            yield plan
+
+
+# A worker of Spark that is handed a task, and says what came of it and what is loaded then.
+WORKER = """
+import pickle, sys
+from types import SimpleNamespace
+import pyarrow as pa
+
+run = pickle.load(sys.stdin.buffer)
+from semel.sinks import tasks
+
+numbers = dict.fromkeys(("attemptNumber", "stageId", "taskAttemptId", "partitionId"), lambda: 0)
+tasks.TaskContext = SimpleNamespace(get=lambda: SimpleNamespace(**numbers))
+(outcome,) = run(iter([pa.RecordBatch.from_pydict({"v": ["x"]})]))
+print(repr(pickle.loads(outcome.column(0)[0].as_py())))
+print(*(name for name in sys.modules if name.partition(".")[0] == "semel"))
+"""
+ALLOWED = ("semel.sinks", "semel.client", "semel.wire", "semel.errors", "semel.version", "semel.compilation")
 
 
 @pytest.mark.parametrize(
-    "make_plan",
+    ("planned", "outcome"),
     [
-        kafka_plan,
-        partial(postgres_plan, "direct"),
-        partial(postgres_plan, "staged"),
-        partial(mysql_plan, "direct"),
-        partial(mysql_plan, "staged"),
+        (kafka_plan, r"Receipt\(.*rows=1, "),
+        (partial(postgres_plan, "direct"), "the sink's owner at 127.0.0.1:1"),
+        (partial(postgres_plan, "staged"), "Connection refused"),
+        (partial(mysql_plan, "direct"), "the sink's owner at 127.0.0.1:1"),
+        (partial(mysql_plan, "staged"), "Connection refused"),
     ],
     ids=["kafka", "postgres-direct", "postgres-staged", "mysql-direct", "mysql-staged"],
 )
-def test_executors_import_sinks_client_and_wire_alone(make_plan: Callable[[], WriterPlan]) -> None:
-    task = WriteTask(make_plan(), 2, is_once=True, grace_s=0.0).run
-    program = (
-        "import pickle, sys; pickle.load(sys.stdin.buffer).__self__._plan.writer(0, tasks=2); "
-        "print(*sorted(name for name in sys.modules if name.startswith('semel')))"
-    )
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], input=cloudpickle.dumps(task), capture_output=True, check=True
-    ).stdout.decode()
-    allowed = (
-        "semel.sinks",
-        "semel.client",
-        "semel.wire",
-        "semel.errors",
-        "semel.version",
-        "semel.compilation",
-    )
-    strangers = [name for name in loaded.split() if name != "semel" and not name.startswith(allowed)]
+def test_executors_that_write_import_sinks_client_and_wire_alone(
+    planned: Callable[[], AbstractContextManager[WriterPlan]], outcome: str
+) -> None:
+    """Those that have no server to write to have got as far as asking for it."""
+    with planned() as plan:
+        task = WriteTask(plan, 1, is_once=True, grace_s=0.0).run
+        said = subprocess.run(
+            [sys.executable, "-c", WORKER], input=cloudpickle.dumps(task), capture_output=True, check=True
+        ).stdout.decode()
+    came_out, loaded = said.rstrip().rsplit("\n", 1)
+    assert re.search(outcome, came_out), came_out
+    strangers = [name for name in loaded.split() if name != "semel" and not name.startswith(ALLOWED)]
     assert "semel.sinks.tasks" in loaded
     assert not strangers
 
@@ -170,9 +227,19 @@ class Batch:
 
 def shared_plan(**columns: str | None) -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out", **columns)  # type: ignore[arg-type]
-    settings = replace(sink._writer_settings, topics={"out": TopicShape(3, 2_000)})
+    settings = WriterSettings(
+        sink_id="x",
+        topic="out",
+        dead_letter_topic=None,
+        layout=sink.layout,
+        codec=sink.codec,
+        connection=sink.connection,
+        transaction_timeout_ms=60_000,
+        max_buffered=100,
+        topics={"out": TopicShape(3, 2_000)},
+    )
     handle = TransactionHandle("localhost:1", "semel-sink.x", 7, 5, 2)
-    return KafkaPlan(Place("run", 0, 0), handle, settings, ServiceAddress(Address("h", 1), "t"))
+    return KafkaPlan(Place("run", 0, 0), handle, settings, NOWHERE)
 
 
 @pytest.mark.parametrize(

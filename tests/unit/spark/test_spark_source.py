@@ -110,6 +110,107 @@ def test_the_first_batch_from_the_latest_is_empty_also_when_it_is_planned_again(
     again.stop()
 
 
+FROM_LATEST = pytest.mark.parametrize(
+    "starting", ["latest", '{"t": {"0": -1, "1": -2}}', '{"t": {"0": -1, "1": 0}}']
+)
+
+
+@FROM_LATEST
+def test_the_second_batch_begins_where_the_empty_first_one_did_and_has_its_rows(
+    broker: FakeBroker, starting: str
+) -> None:
+    fill(broker, "t", 0, 5)
+    reader = stream(broker, startingOffsets=starting)
+    initial = reader.initialOffset()
+    assert reader.latestOffset(initial, ALL) == initial == {"t": {"0": 5, "1": 0}}
+    assert ranges(reader, reader.initialOffset(), initial) == []
+    fill(broker, "t", 0, 3)
+    second = reader.latestOffset(initial, ALL)
+    assert ranges(reader, initial, second) == [("t", 0, 5, 8)]
+    fill(broker, "t", 1, 2)
+    third = reader.latestOffset(second, ALL)
+    assert ranges(reader, second, third) == [("t", 1, 0, 2)]
+    reader.stop()
+
+
+@FROM_LATEST
+@pytest.mark.parametrize("more", [0, 2], ids=["nothing came in", "records came in"])
+def test_after_an_empty_first_batch_is_run_again_the_second_has_its_rows(
+    broker: FakeBroker, starting: str, more: int
+) -> None:
+    """The driver died between `offsets/0` and `commits/0`; its successor does not know what to begin with."""
+    fill(broker, "t", 0, 5)
+    logged = {"t": {"0": 5, "1": 0}}
+    fill(broker, "t", 0, more)
+    reader = stream(broker, startingOffsets=starting)
+    for _ in range(2):
+        assert ranges(reader, reader.initialOffset(), logged) == []
+    fill(broker, "t", 0, 3)
+    second = reader.latestOffset(logged, ALL)
+    assert ranges(reader, logged, second) == [("t", 0, 5, 8 + more)]
+    reader.stop()
+
+
+@FROM_LATEST
+def test_a_second_batch_that_is_run_again_has_its_rows(broker: FakeBroker, starting: str) -> None:
+    """The driver died between `offsets/1` and `commits/1`: all offsets come from the checkpoint."""
+    fill(broker, "t", 0, 8)
+    reader = stream(broker, startingOffsets=starting)
+    second, third = {"t": {"0": 8, "1": 0}}, {"t": {"0": 9, "1": 0}}
+    assert ranges(reader, {"t": {"0": 5, "1": 0}}, second) == [("t", 0, 5, 8)]
+    fill(broker, "t", 0, 1)
+    assert reader.latestOffset(second, ALL) == third
+    assert ranges(reader, second, third) == [("t", 0, 8, 9)]
+    reader.stop()
+
+
+def test_a_first_batch_that_is_run_again_is_empty_though_it_would_begin_earlier_now(
+    broker: FakeBroker,
+) -> None:
+    """Or sinks that have committed it, and those that have not, would not have the same rows."""
+    fill(broker, "t", 0, 5)
+    logged = {"t": {"0": 5, "1": 0}}
+    told_otherwise = stream(broker, startingOffsets='{"t": {"0": 2, "1": -1}}')
+    assert ranges(told_otherwise, told_otherwise.initialOffset(), logged) == []
+    assert told_otherwise.latestOffset(logged, ALL) == logged
+    told_otherwise.stop()
+
+    broker.topics["t"][0] = Partition()
+    fill(broker, "t", 0, 3)
+    made_anew = stream(broker, startingOffsets="latest")
+    assert ranges(made_anew, made_anew.initialOffset(), logged) == []
+    with pytest.raises(DataLostError, match="t-0 was read up to offset 5, and ends at 3 now"):
+        made_anew.latestOffset(logged, ALL)
+    made_anew.stop()
+
+
+@FROM_LATEST
+def test_available_now_from_the_latest_takes_no_record_that_comes_in_meanwhile_for_lost(
+    broker: FakeBroker, starting: str
+) -> None:
+    """Spark has the end looked up before the beginning."""
+    reader = stream(broker, startingOffsets=starting)
+    reader.prepareForTriggerAvailableNow()
+    fill(broker, "t", 0, 5)
+    initial = reader.initialOffset()
+    fill(broker, "t", 0, 3)
+    assert reader.latestOffset(initial, ALL) == initial
+    assert reader.latestOffset(initial, ALL) == initial == {"t": {"0": 5, "1": 0}}
+    reader.stop()
+
+
+def test_available_now_reads_on_after_an_empty_first_batch_that_is_run_again(broker: FakeBroker) -> None:
+    logged = {"t": {"0": 0, "1": 0}}
+    fill(broker, "t", 0, 3)
+    reader = stream(broker, startingOffsets="latest")
+    reader.prepareForTriggerAvailableNow()
+    assert ranges(reader, reader.initialOffset(), logged) == []
+    end = reader.latestOffset(logged, ALL)
+    assert ranges(reader, logged, end) == [("t", 0, 0, 3)]
+    assert reader.latestOffset(end, ALL) == end
+    reader.stop()
+
+
 def test_a_new_partition_is_read_from_its_beginning_and_must_have_one(broker: FakeBroker) -> None:
     reader = stream(broker)
     start = reader.initialOffset()
@@ -195,8 +296,11 @@ def test_a_reader_travels_to_the_executors(broker: FakeBroker) -> None:
     assert [row["offset"] for row in rows] == [1, 2]
 
 
-def test_executors_load_the_client_and_nothing_of_the_broker() -> None:
+def test_executors_load_the_reader_and_the_client_and_nothing_of_the_broker() -> None:
     program = "import sys, semel.spark.source; print(*(name for name in sys.modules if 'semel.' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    parts = {name.split(".")[1] for name in done.stdout.split()}
+    loaded = done.stdout.split()
+    parts = {name.split(".")[1] for name in loaded}
     assert parts == {"client", "compilation", "errors", "spark", "version", "wire"}
+    of_spark = [name for name in loaded if name.startswith("semel.spark.")]
+    assert all(name.startswith("semel.spark.source") for name in of_spark), of_spark

@@ -1,16 +1,19 @@
 """What keeps a pipeline alive, without a Spark: its lives are small programs here."""
 
 import logging
+import os
+import signal
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from semel.errors import ConfigError
-from semel.sinks.errors import FencedOut, InitFailed, MarkerMismatch
 from semel.spark import running
 from semel.spark.progress import Progress
-from semel.spark.supervisor import MAX_BACKOFF_S, Supervisor, backoff_s
+from semel.spark.supervisor import ECHO_S, MAX_BACKOFF_S, STOP_TIMEOUT_S, Supervisor, backoff_s
 
 COMMITTED = Progress("p", 0, 0, 1, 1.0, 0, 1, 1, 0, 0, True)
 # Says which of its lives this is, and how to tell the supervisor of a commit.
@@ -78,10 +81,12 @@ def test_an_end_that_another_start_would_not_change_is_final(tmp_path: Path, cod
     assert lives(tmp_path) == 1
 
 
+# A signal that comes just before a sleep is not handled until the sleep is over; this one is waited for.
 LISTENS = """
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 tell()
-time.sleep(60)
+signal.sigwait({signal.SIGTERM})
+sys.exit(0)
 """
 DOES_NOT_LISTEN_YET = """
 tell()
@@ -100,6 +105,120 @@ def test_a_stop_is_handed_on_and_is_no_crash(tmp_path: Path, life: str) -> None:
     assert lives(tmp_path) == 1
 
 
+TELLS_OF_EACH_REQUEST = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+while True:
+    tell()
+    signal.sigwait({signal.SIGTERM})
+"""
+
+
+def test_a_process_that_does_not_end_when_asked_is_killed_after_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[float] = []
+
+    def ask_once(progress: Progress) -> None:
+        if not asked:
+            asked.append(time.monotonic())
+            supervisor.stop()
+
+    supervisor = Supervisor(
+        [str(tmp_path / "lives")],
+        ask_once,
+        life=[sys.executable, "-c", LIFE + TELLS_OF_EACH_REQUEST],
+        stop_timeout_s=0.5,
+    )
+    assert supervisor.run() == -signal.SIGKILL
+    assert 0.5 <= time.monotonic() - asked[0] < STOP_TIMEOUT_S
+    assert lives(tmp_path) == 1
+    assert "does not end, and is killed" in caplog.text
+
+
+ENDS_IN_ORDER = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+tell()
+signal.sigwait({signal.SIGTERM})
+time.sleep(0.3)
+"""
+
+
+def test_a_request_that_arrives_twice_is_one(tmp_path: Path) -> None:
+    def ask_twice(progress: Progress) -> None:
+        supervisor.stop()
+        supervisor.stop()
+
+    life = [sys.executable, "-c", LIFE + ENDS_IN_ORDER]
+    supervisor = Supervisor([str(tmp_path / "lives")], ask_twice, life=life)
+    assert supervisor.run() == 0
+
+
+WITH_A_CHILD = """
+child = os.fork()
+if not child:
+    time.sleep(600)
+    os._exit(0)
+(lives.parent / "child").write_text(str(child))
+"""
+
+
+def test_a_second_request_kills_at_once_the_process_and_what_it_started(tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    def ask_twice(progress: Progress) -> None:
+        while asked and time.monotonic() < asked[-1] + ECHO_S:
+            time.sleep(0.01)
+        supervisor.stop()
+        asked.append(time.monotonic())
+
+    supervisor = Supervisor(
+        [str(tmp_path / "lives")],
+        ask_twice,
+        life=[sys.executable, "-c", LIFE + WITH_A_CHILD + TELLS_OF_EACH_REQUEST],
+    )
+    assert supervisor.run() == -signal.SIGKILL
+    assert len(asked) == 2
+    assert time.monotonic() - asked[-1] < STOP_TIMEOUT_S
+    until_gone(int((tmp_path / "child").read_text()))
+
+
+def until_gone(pid: int) -> None:
+    """Or dead, where nobody asks for its exit code."""
+    give_up = time.monotonic() + STOP_TIMEOUT_S
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < give_up, f"process {pid} is still there"
+            time.sleep(0.01)
+
+
+def test_a_process_that_falls_silent_and_does_not_end_is_killed_and_counts_as_a_crash(tmp_path: Path) -> None:
+    supervisor = Supervisor(
+        [str(tmp_path / "lives")],
+        lambda progress: None,
+        max_crashes=2,
+        life=[sys.executable, "-c", LIFE + "os.close(int(sys.argv[-1]))\ntime.sleep(600)"],
+        first_backoff_s=0.001,
+        stop_timeout_s=0.01,
+    )
+    assert supervisor.run() == -signal.SIGKILL
+    assert lives(tmp_path) == 2
+
+
+def test_an_end_is_noticed_though_a_child_of_the_process_keeps_the_pipe_open(tmp_path: Path) -> None:
+    supervisor, told = supervise(tmp_path, WITH_A_CHILD + "tell()\nsys.exit(0)")
+    try:
+        assert supervisor.run() == 0
+        assert told == [COMMITTED]
+    finally:
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+
+
+def test_a_line_that_death_has_cut_short_is_not_heard(tmp_path: Path) -> None:
+    supervisor, told = supervise(tmp_path, "tell()\nos.write(int(sys.argv[-1]), b'{')\nsys.exit(0)")
+    assert supervisor.run() == 0
+    assert told == [COMMITTED]
+
+
 def test_a_stop_in_a_pause_is_the_end(tmp_path: Path) -> None:
     supervisor, _ = supervise(tmp_path, "sys.exit(1)", first_backoff_s=60.0)
 
@@ -115,27 +234,3 @@ def test_a_stop_in_a_pause_is_the_end(tmp_path: Path) -> None:
     finally:
         logger.removeHandler(pausing)
     assert lives(tmp_path) == 1
-
-
-@pytest.fixture
-def raising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file whose pipeline raises what the test says; there is no session."""
-    monkeypatch.setattr(running, "local_session", lambda *given, **settings: None)
-    return tmp_path / "pipeline.py"
-
-
-@pytest.mark.parametrize("kind", [ConfigError, MarkerMismatch, FencedOut])
-def test_what_another_start_would_meet_again_is_told_by_the_exit_code(
-    raising: Path, kind: type[Exception], capsys: pytest.CaptureFixture[str]
-) -> None:
-    raising.write_text(f"from {kind.__module__} import *\ndef pipeline(spark): raise {kind.__name__}('so')\n")
-    assert running.main([str(raising)]) == running.FINAL_EXIT
-    assert capsys.readouterr().err == f"{kind.__name__}: so\n"
-
-
-def test_what_may_go_right_the_next_time_is_a_crash(raising: Path) -> None:
-    raising.write_text(
-        "from semel.sinks.errors import InitFailed\ndef pipeline(spark): raise InitFailed('not yet')\n"
-    )
-    with pytest.raises(InitFailed, match="not yet"):
-        running.main([str(raising)])

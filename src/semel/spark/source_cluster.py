@@ -1,0 +1,49 @@
+"""The cluster that a query reads from: its offsets are committed there, for tools that show lag."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from semel.client.connection import ConnectionOptions
+from semel.errors import ConfigError
+from semel.spark.source_options import BOOTSTRAP
+from semel.spark.source_security import read_security
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class SourceCluster(NamedTuple):
+    """Where it is, and how it is reached."""
+
+    bootstrap: str
+    connection: ConnectionOptions
+
+
+def cluster_of(df: "DataFrame") -> SourceCluster | None:
+    """The one cluster that all sources of a streaming frame are in; None where there is no one."""
+    return one_cluster(_source_options(df))
+
+
+def one_cluster(options: Sequence[Mapping[str, str]]) -> SourceCluster | None:
+    """By the options of the sources."""
+    found = {each.get(BOOTSTRAP, "") for each in options}
+    bootstrap = found.pop() if len(found) == 1 else ""
+    if not bootstrap:
+        return None
+    try:
+        tls, sasl = read_security(options[0])
+    except ConfigError:
+        return None  # Java's key stores, which Spark's own source can read and we cannot
+    return SourceCluster(bootstrap, ConnectionOptions(tls=tls, sasl=sasl))
+
+
+def _source_options(df: "DataFrame") -> list[Mapping[str, str]]:
+    """Of those sources that tell them."""
+    leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    found: list[Mapping[str, str]] = []
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            options = leaf.extraOptions().asCaseSensitiveMap()
+            found.append({str(name).lower(): str(value) for name, value in options.items()})
+    return found

@@ -1,0 +1,195 @@
+"""What becomes of a batch that fails, and of a task whose writer does, without a Spark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from semel.sinks import tasks
+from semel.sinks.errors import BeginFailed, CommitFailed, ConnectionLost, SinkError, WriteFailed
+from semel.sinks.receipts import Place, Receipt
+from semel.sinks.sink import Rows, Writer, WriterPlan
+from semel.sinks.tasks import WriteTask
+from semel.spark import epochs
+from semel.spark.epochs import EpochRunner
+
+DEFECT = KeyError("so")
+ONE_ROW = pa.RecordBatch.from_pydict({"value": ["v"]})
+# Between six attempts.
+WAITS_S = [0.5, 1, 2, 4, 8]
+
+
+class Script:
+    """A sink and the tasks before it, and what they are asked for, in order."""
+
+    def __init__(self, *outcomes: Exception | None, begins: Sequence[Exception] = ()) -> None:
+        self._outcomes = iter(outcomes)
+        self._begins = iter(begins)
+        self.calls: list[str] = []
+        self.waits_s: list[float] = []
+
+    # Of the sink
+
+    def begin(self, epoch: int, origin: object) -> object:
+        self.calls.append("begin")
+        if (failure := next(self._begins, None)) is not None:
+            raise failure
+        return object()
+
+    def commit(self, epoch: int, receipts: object, source_offsets: object) -> None:
+        self.calls.append("commit")
+
+    def abort(self, epoch: int, reason: str) -> None:
+        self.calls.append("abort")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    # Of the runner
+
+    def wait(self, seconds: float) -> bool:
+        self.calls.append("wait")
+        self.waits_s.append(seconds)
+        return False
+
+    def run_tasks(self, *_: object) -> list[Receipt]:
+        if (failure := next(self._outcomes)) is not None:
+            raise failure
+        return []
+
+
+@pytest.fixture
+def run_batch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(script: Script) -> None:
+        offsets = SimpleNamespace(digest="d", by_topic=dict)
+        checkpoint: Any = SimpleNamespace(offsets=lambda batch_id: offsets)
+        sink: Any = script
+        runner = EpochRunner("p", [sink], [["value"]], checkpoint, None, has_python=False)
+        runner._stopping.wait = script.wait  # type: ignore[method-assign]
+        monkeypatch.setattr(epochs, "_receipts", script.run_tasks)
+        monkeypatch.setattr(epochs, "_query_id", lambda batch: "q")
+        monkeypatch.setattr(epochs, "select_columns", lambda batch, columns: batch)
+        batch: Any = object()
+        runner.run(batch, 0)
+
+    return run
+
+
+def test_a_spoiled_epoch_is_aborted_before_anyone_waits(run_batch: Any) -> None:
+    """What is open holds up readers and whoever needs its locks."""
+    script = Script(WriteFailed("lost"), WriteFailed("lost again"), None)
+    run_batch(script)
+    again = ["abort", "wait", "begin"]
+    assert script.calls == ["begin", *again, *again, "commit"]
+
+
+@pytest.mark.parametrize("kind", [WriteFailed, CommitFailed, ConnectionLost])
+def test_an_epoch_that_is_spoiled_six_times_is_given_up_and_the_sink_closed(
+    run_batch: Any, kind: type[SinkError]
+) -> None:
+    script = Script(*(kind(f"attempt {number}") for number in range(1, 8)))
+    with pytest.raises(kind, match=r"^attempt 6$"):
+        run_batch(script)
+    again = ["abort", "wait", "begin"]
+    assert script.calls == ["begin", *again * 5, "close"]
+    assert script.waits_s == WAITS_S
+
+
+def test_a_sink_that_cannot_be_reached_is_asked_six_times_and_then_closed(run_batch: Any) -> None:
+    script = Script(begins=[ConnectionLost(f"attempt {number}") for number in range(1, 8)])
+    with pytest.raises(ConnectionLost, match=r"^attempt 6$"):
+        run_batch(script)
+    assert script.calls == [*["begin", "wait"] * 5, "begin", "close"]
+    assert script.waits_s == WAITS_S
+
+
+def test_an_epoch_that_a_sink_refuses_to_begin_is_given_up_at_once(run_batch: Any) -> None:
+    script = Script(begins=[BeginFailed("no rights")])
+    with pytest.raises(BeginFailed, match="no rights"):
+        run_batch(script)
+    assert script.calls == ["begin", "close"]
+
+
+def test_a_sink_that_is_reached_again_goes_on_with_the_batch(run_batch: Any) -> None:
+    script = Script(None, begins=[ConnectionLost("away")])
+    run_batch(script)
+    assert script.calls == ["begin", "wait", "begin", "commit"]
+
+
+def test_what_would_fail_again_is_not_tried_again(run_batch: Any) -> None:
+    script = Script(WriteFailed("a row is too large", is_permanent=True))
+    with pytest.raises(WriteFailed, match="too large"):
+        run_batch(script)
+    assert script.calls == ["begin", "close"]
+
+
+class BrokenWriter(Writer):
+    """Raises where it is told to."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        self._where = where
+        self._error = error
+
+    def _pass(self, where: str) -> None:
+        if where == self._where:
+            raise self._error
+
+    async def write(self, rows: Rows) -> None:
+        self._pass("write")
+
+    async def finish(self) -> Receipt:
+        self._pass("finish")
+        return Receipt(Place("run", 0, 0), 0, "0", 0, 0)
+
+    async def cancel(self) -> None:
+        pass
+
+
+class BrokenPlan(WriterPlan):
+    def __init__(self, where: str, error: Exception) -> None:
+        self._where = where
+        self._error = error
+
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        return BrokenWriter(self._where, self._error)
+
+
+@pytest.fixture
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = dict.fromkeys(("attemptNumber", "stageId", "taskAttemptId", "partitionId"), lambda: 0)
+    monkeypatch.setattr(tasks, "TaskContext", SimpleNamespace(get=lambda: SimpleNamespace(**numbers)))
+
+
+def outcome_of(where: str, batches: Iterator[pa.RecordBatch], error: Exception = DEFECT) -> Any:
+    task = WriteTask(BrokenPlan(where, error), 1, is_once=True, grace_s=0.0)
+    (outcome,) = task.run(batches)
+    return pickle.loads(outcome.column(0)[0].as_py())
+
+
+@pytest.mark.usefixtures("in_a_task")
+@pytest.mark.parametrize("where", ["write", "finish"])
+def test_a_defect_of_a_writer_is_shown_and_not_hidden_behind_another_try(where: str) -> None:
+    outcome = outcome_of(where, iter([ONE_ROW]))
+    assert isinstance(outcome, WriteFailed) and outcome.is_permanent
+    assert "KeyError: 'so'" in str(outcome)
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_what_may_pass_on_another_machine_is_tried_again() -> None:
+    outcome = outcome_of("write", iter([ONE_ROW]), pa.ArrowMemoryError("no room"))
+    assert isinstance(outcome, WriteFailed) and not outcome.is_permanent
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_an_error_of_the_users_code_stays_what_it_is() -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield ONE_ROW
+        raise ZeroDivisionError("the user's")
+
+    with pytest.raises(ZeroDivisionError):
+        outcome_of("nowhere", rows())

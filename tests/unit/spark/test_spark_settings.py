@@ -1,0 +1,132 @@
+"""What is checked and what is set before a pipeline runs, without a Spark."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkAttributeError
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+import semel.spark
+from semel.errors import ConfigError
+from semel.sinks.kafka import KafkaSink
+from semel.spark import session
+from semel.spark.columns import prepare_columns
+from semel.spark.session import settings_for
+
+STRING, BINARY = StringType(), BinaryType()
+
+
+def pairs(**fields: DataType) -> ArrayType:
+    return ArrayType(StructType([StructField(name, kind) for name, kind in fields.items()]))
+
+
+def prepare_with_headers(headers: DataType) -> list[str]:
+    schema = StructType([StructField("value", BINARY), StructField("h", headers)])
+    frame: Any = SimpleNamespace(schema=schema)
+    return prepare_columns(frame, KafkaSink("localhost:1", "out", key=None, headers="h"))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pairs(key=STRING, value=BINARY),
+        pairs(value=STRING, key=STRING),
+        pairs(key=STRING, value=BINARY, note=IntegerType()),
+        MapType(STRING, BINARY),
+        MapType(STRING, STRING),
+        MapType(STRING, NullType()),
+    ],
+    ids=DataType.simpleString,
+)
+def test_headers_are_pairs_of_a_name_and_a_value(headers: DataType) -> None:
+    assert prepare_with_headers(headers) == ["value", "h"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        STRING,
+        ArrayType(STRING),
+        ArrayType(ArrayType(STRING)),
+        pairs(name=STRING, value=BINARY),
+        pairs(key=BINARY, value=BINARY),
+        pairs(key=STRING, value=IntegerType()),
+        MapType(STRING, IntegerType()),
+        MapType(IntegerType(), BINARY),
+    ],
+    ids=DataType.simpleString,
+)
+def test_any_other_column_of_headers_is_refused_and_told_what_it_must_be(headers: DataType) -> None:
+    with pytest.raises(ConfigError) as refused:
+        prepare_with_headers(headers)
+    assert f"column 'h' is of type {headers.simpleString()}" in str(refused.value)
+    assert "array<struct<key:string,value:binary>> or map<string,binary>" in str(refused.value)
+
+
+class Remote:
+    """Of Spark Connect, which has no JVM at hand, and says so of whatever needs one."""
+
+    __module__ = "pyspark.sql.connect.session"
+
+    def __getattr__(self, name: str) -> object:
+        raise PySparkAttributeError(
+            errorClass="JVM_ATTRIBUTE_NOT_SUPPORTED", messageParameters={"attr_name": name}
+        )
+
+
+class RemoteBuilder:
+    """What is to be a session on this machine, where the environment asks for Spark Connect."""
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return lambda *given: Remote() if name == "getOrCreate" else self
+
+
+ON_CONNECT: dict[str, Callable[[Any], object]] = {
+    "register": semel.spark.register,
+    "read": lambda remote: semel.spark.read(remote, "localhost:1", "in"),
+    "read-jvm": lambda remote: semel.spark.read(remote, "localhost:1", "in", connector="jvm"),
+    "read_batch": lambda remote: semel.spark.read_batch(remote, "localhost:1", "in"),
+    "exactly_once": lambda remote: semel.spark.exactly_once(
+        remote, KafkaSink("localhost:1", "out"), name="p", checkpoint="/nowhere"
+    ),
+    "local_session": lambda remote: semel.spark.local_session("p"),
+}
+
+
+@pytest.mark.parametrize("ask", ON_CONNECT.values(), ids=ON_CONNECT.keys())
+def test_spark_connect_is_refused_with_the_reason_wherever_it_is_met(
+    ask: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkSession, "builder", RemoteBuilder())
+    monkeypatch.setattr(session, "prepare_environment", lambda: None)
+    with pytest.raises(ConfigError, match="Remote is of Spark Connect, where foreachBatch runs in another"):
+        ask(Remote())
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local-cluster[2,1,1024]"])
+def test_on_one_machine_there_are_settings_for_a_small_one(master: str) -> None:
+    settings = settings_for(master)
+    assert settings["spark.sql.shuffle.partitions"] == "4"
+    assert settings["spark.ui.enabled"] == "false"
+    assert settings["spark.driver.host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
+def test_a_cluster_keeps_its_own_settings(master: str) -> None:
+    settings = settings_for(master)
+    assert not {name for name in settings if name.startswith(("spark.sql.shuffle", "spark.driver"))}
+    assert "spark.ui.enabled" not in settings
+    assert settings["spark.sql.session.timeZone"] == "UTC"
