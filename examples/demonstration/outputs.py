@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from typing import Final
 
 import psycopg
 from pipeline import NAME, PRICED
+from verdict import Row
 
 from semel.client.admin import READ_COMMITTED
 from semel.client.cluster import Cluster
@@ -14,7 +17,8 @@ from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import BrokerError
 from semel.sinks.kafka.markers import transactional_id_of
 
-Row = tuple[str, int]
+# To read what is there to its end; a broker that is killed meanwhile is back long before.
+READ_TIMEOUT_S: Final = 120.0
 
 
 class Output(ABC):
@@ -48,16 +52,27 @@ class TopicOutput(Output):
         if not self._is_assigned:
             await self._consumer.assign(await self._consumer.partitions_of(PRICED))
             self._is_assigned = True
-        while fetched := await self._consumer.poll(timeout_ms=100):
-            for batch in fetched:
-                for record in batch.records():
-                    order_id, _, cents = (record.value or b"").decode().partition(" ")
-                    self._rows.append((order_id, int(cents)))
+        while await self._take():
+            pass
         return len(self._rows)
 
     async def rows(self) -> list[Row]:
+        """To the end of the topic: that nothing came in for a moment does not say that nothing is there."""
         await self.count()
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            ends = await self._consumer.end_offsets()
+            while any(self._consumer.position(where) < end for where, end in ends.items()):
+                await self._take()
         return self._rows
+
+    async def _take(self) -> bool:
+        """Whether something came in."""
+        fetched = await self._consumer.poll(timeout_ms=100)
+        for batch in fetched:
+            for record in batch.records():
+                order_id, _, cents = (record.value or b"").decode().partition(" ")
+                self._rows.append((order_id, int(cents)))
+        return bool(fetched)
 
     async def is_amid_epoch(self) -> bool:
         try:

@@ -85,9 +85,9 @@ class DriverProcess(ChildProcess):
 
     def __init__(self, directory: Path, dsn: str | None) -> None:
         super().__init__("driver", directory)
-        self._checkpoint = str(directory / "checkpoint")
+        self.checkpoint = directory / "checkpoint"
         self._dsn = dsn
 
     def start(self, bootstrap: str) -> None:
-        command = [sys.executable, PIPELINE, bootstrap, self._checkpoint]
+        command = [sys.executable, PIPELINE, bootstrap, str(self.checkpoint)]
         self.spawn(command if self._dsn is None else [*command, self._dsn])
