@@ -1,4 +1,4 @@
-"""What the pipelines of the crash matrix read, and what must come out, whatever dies meanwhile."""
+"""What the pipelines of the crash matrix read and compute, and what must come out, whatever dies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
 from kafka_process import KafkaProcess, why_no_kafka
+from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import Row, create_topic
 
 from semel.client.cluster import Cluster
 from semel.client.transactional_producer import TransactionalProducer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 Content: TypeAlias = tuple[bytes | None, bytes | None]
 
@@ -27,6 +31,9 @@ PARTITIONS: Final = {"orders": 3, "payments": 2, "numbers": 2}
 # Small ones, so that a batch has committed and aborted records, and of every partition as many.
 TRANSACTION_ROWS: Final = 24
 ABORTED_ROWS: Final = 12
+WATERMARK: Final = "10 seconds"
+ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+STATE: Final = "spark.sql.streaming.stateStore"
 
 
 @pytest.fixture
@@ -99,6 +106,42 @@ def last(partition: int) -> tuple[str, Row]:
     return "numbers", Row(b"0", b"end", partition=partition, timestamp_ms=time_ms)
 
 
+# What is computed with state
+
+
+def keep_state(spark: SparkSession, state_format: int) -> None:
+    """In RocksDB: the first format writes whole files, the second one changes, and names files by run."""
+    spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
+    spark.conf.set(f"{STATE}.checkpointFormatVersion", str(state_format))
+    spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", str(state_format == 2).lower())
+
+
+def windows(df: DataFrame) -> DataFrame:
+    """How many records, and the sum of their values, in every 5 seconds."""
+    counted = (
+        df.withColumn("number", F.col("value").cast("string").cast("long"))
+        .withWatermark("timestamp", WATERMARK)
+        .groupBy(F.window("timestamp", f"{WINDOW_S} seconds"))
+        .agg(F.count("*").alias("count"), F.sum("number").alias("sum"))
+    )
+    start = F.col("window.start").cast("long").cast("string")
+    return counted.select(start.alias("key"), F.to_json(F.struct("count", "sum")).alias("value"))
+
+
+def joined(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    """Orders with their payments, by key."""
+    left = orders.select(
+        F.col("key").alias("order_key"), F.col("value").alias("order"), F.col("timestamp").alias("ordered")
+    ).withWatermark("ordered", WATERMARK)
+    right = payments.select(
+        F.col("key").alias("payment_key"), F.col("value").alias("payment"), F.col("timestamp").alias("paid")
+    ).withWatermark("paid", WATERMARK)
+    within = "order_key = payment_key AND paid BETWEEN ordered AND ordered + INTERVAL 20 SECONDS"
+    both = left.join(right, F.expr(within))
+    value = F.concat_ws("+", F.col("order").cast("string"), F.col("payment").cast("string"))
+    return both.select(F.col("order_key").alias("key"), value.alias("value"))
+
+
 # What comes out
 
 
@@ -128,7 +171,7 @@ def expected_windows() -> Counter[Content]:
 def expected(pipeline: str) -> Counter[Content]:
     if pipeline == "unkeyed":
         return expected_values()
-    if pipeline == "join":
+    if "join" in pipeline:
         return expected_join()
     return expected_windows() if "windows" in pipeline else expected_records()
 

@@ -47,13 +47,16 @@ class TargetPipeline(Pipeline):
         delete_records(self.bootstrap, everywhere)
 
     def adopt(self, epoch: int) -> None:
-        """What the error advises, at the command line."""
-        command = ["sink", "adopt", self.name, "--epoch", str(epoch), *self._place()]
-        done = CliRunner().invoke(root, command)
-        assert done.exit_code == 0, done.output
+        adopt(self.name, epoch, *self._place())
 
     def _place(self) -> list[str]:
         return ["--topic", self.target, "--bootstrap", self.bootstrap]
+
+
+def adopt(sink_id: str, epoch: int, *place: str) -> None:
+    """What the error advises, at the command line."""
+    done = CliRunner().invoke(root, ["sink", "adopt", sink_id, "--epoch", str(epoch), *place])
+    assert done.exit_code == 0, done.output
 
 
 async def _delete_group(bootstrap: str, group: str) -> None:

@@ -1,23 +1,24 @@
 """The crash matrix: the driver is killed with -9 at every step of an epoch, and the output equals the input.
 
-Each test is a chain of lives of one program (`pipelines/crashing.py`). A life finishes what the one before
-left behind, and dies at its own step; the last one reads to the end. What is in the output topics is then
-compared with the input, by content.
+Each test is a chain of lives of one program (`pipelines/crashing.py`) that runs several pipelines. A life
+finishes what the one before left behind, and dies when every pipeline has come to a step of its own; the
+steps go round, so that in the end each pipeline has died at each of them. The first life dies in batch 0, the
+last one reads to the end. What is in the targets is then compared with the input, by content.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 from broker_process import BrokerProcess
+from crash_cases import ORDERS, check, feed, own_kafka  # noqa: F401
 from kafka_process import KafkaProcess
-from spark_cases import Row, StartDriver, committed_records, create_topic, produce_transaction
+from spark_cases import StartDriver, committed_records, create_topic
 
 from semel.testing.postgres_server import PostgresServer
 
@@ -25,216 +26,221 @@ sys.path.append(str(Path(__file__).parents[1] / "sinks"))
 from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
 from postgres_server import postgres, postgres_cluster  # noqa: F401
 
-# A chain has up to eight lives, each with a JVM of its own.
+# A chain has nine lives, each with a JVM of its own.
 pytestmark = pytest.mark.timeout(900)
 
-Content: TypeAlias = tuple[bytes | None, bytes | None]
+Query: TypeAlias = Callable[[str], list[tuple[Any, ...]]]
 
 CRASHING: Final = Path(__file__).parent / "pipelines" / "crashing.py"
+# Room for three tasks that are held in one pipeline and two in another, and for those of the others.
+MASTER: Final = "local[6]"
+# In this order each finds what it needs: a recovery with a transaction that is open, marker and all, and
+# a batch that is committed and not in Spark's log.
 STEPS: Final = (
     "before_begin",
     "amid_tasks",
     "after_tasks",
     "before_marker",
     "before_end",
-    "after_end",
     "in_recovery",
+    "after_end",
+    "in_skip",
 )
-SQL_STEPS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", "after_end", "in_recovery")
+# They need a step before: a chain does not begin with them.
+FOLLOWING: Final = ("in_recovery", "in_skip")
+# In these there were rows in the target, or on their way.
+WITH_ROWS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", "after_end")
+# Those of windows are not the second: nothing comes of a window in batch 0, and so nobody is met amid tasks.
+INTO_TOPICS: Final = ("windows", "keyed", "unkeyed", "windows2", "recut", "join")
+# Both databases and both strategies, with and without state.
+INTO_TABLES: Final = (
+    "pg_windows",
+    "my_orders",
+    "pg_orders",
+    "pg_recut",
+    "pg_staged_recut",
+    "my_staged_windows",
+)
+INTO_MORE_TABLES: Final = ("my_windows", "pg_staged_orders", "my_staged_orders", "pg_staged_windows")
+STATEFUL: Final = ("windows", "join")
+# Into how many partitions `recut` shuffles, or into as few as will do. Of three, as there may be a life
+# without a batch between that in which one died and that in which it is replayed.
+CUTS: Final = ("", "2", "3")
 # Spark gives a worker ten seconds to start.
 TOO_SLOW: Final = "Python worker failed to connect back"
 MAX_EARLY_ENDS: Final = 4
-BEGIN_MS: Final = 1_700_000_000_000
-STEP_MS: Final = 250
-WINDOW_S: Final = 5
-ORDERS: Final = 400
 
 
-def feed(bootstrap: str) -> None:
-    """Orders, payments and numbers, in transactions, every fourth of which is aborted."""
-    for topic, partitions in (("orders", 3), ("payments", 2), ("numbers", 2)):
-        create_topic(bootstrap, topic, partitions, retention_ms="-1")
-    for start in range(0, ORDERS, 80):
-        some = range(start, start + 80)
-        produce_transaction(bootstrap, "orders", [order(i) for i in some])
-        produce_transaction(bootstrap, "payments", [payment(i) for i in some])
-        produce_transaction(bootstrap, "numbers", [number(i) for i in some])
-        for topic in ("orders", "payments", "numbers"):
-            aborted = [Row(b"999999", b"aborted", timestamp_ms=time_of(i)) for i in some]
-            produce_transaction(bootstrap, topic, aborted, commit=False)
-    # Far in the future: closes every window.
-    produce_transaction(
-        bootstrap, "numbers", [Row(b"0", b"end", partition=p, timestamp_ms=time_of(10_000)) for p in (0, 1)]
-    )
+class Met(NamedTuple):
+    """Where a pipeline was when the driver died."""
+
+    pipeline: str
+    step: str
+    batch: int
+    rows: int
+    tasks: int
 
 
-def time_of(i: int) -> int:
-    return BEGIN_MS + i * STEP_MS
+MET: Final = re.compile(r"^(\w+) at (\w+) of batch (-?\d+) with (\d+) rows of (\d+) tasks$", re.MULTILINE)
+WROTE: Final = re.compile(r"^(\w+) wrote batch (\d+) with \d+ rows of (\d+) tasks$", re.MULTILINE)
 
 
-def order(i: int) -> Row:
-    return Row(b"order %d" % i, b"key %d" % i, timestamp_ms=time_of(i))
+def lives_of(pipelines: Sequence[str]) -> list[dict[str, str]]:
+    """Who dies where, life for life: everyone at every step, and no two at the same, as far as that goes."""
+    starts = [place for place, step in enumerate(STEPS) if step not in FOLLOWING]
+    assert len(pipelines) <= len(starts)
+    return [
+        {
+            pipeline: step_of(pipeline, STEPS[(start + life) % len(STEPS)])
+            for pipeline, start in zip(pipelines, starts, strict=False)
+        }
+        for life in range(len(STEPS))
+    ]
 
 
-def payment(i: int) -> Row:
-    return Row(b"payment %d" % i, b"key %d" % i, timestamp_ms=time_of(i + 4))
+def step_of(pipeline: str, step: str) -> str:
+    """Without state nothing is executed when a batch is skipped: another recovery instead."""
+    has_state = any(name in pipeline for name in STATEFUL)
+    return "in_recovery" if step == "in_skip" and not has_state else step
 
 
-def number(i: int) -> Row:
-    return Row(b"%d" % i, timestamp_ms=time_of(i), partition=i % 2)
+class Chain:
+    """The lives of one program."""
+
+    def __init__(
+        self,
+        start_driver: StartDriver,
+        bootstrap: str,
+        directory: Path,
+        pipelines: Sequence[str],
+        **environment: str,
+    ) -> None:
+        self._start_driver = start_driver
+        self._arguments = (CRASHING, bootstrap, directory / "lives", *pipelines)
+        self._environment = environment
+        self.logs: list[str] = []
+
+    def live_through(self, lives: Iterable[dict[str, str]]) -> None:
+        """One life for each, the first of which ends in batch 0, then one that reads to the end."""
+        for life, deaths in enumerate(lives):
+            given = {
+                "TEST_DIE": " ".join(":".join(each) for each in deaths.items()),
+                "TEST_DIE_IN": "2" if life else "1",
+            }
+            check_met(deaths, met_in(self._live(given, until="dying")))
+            if not life:
+                check_met_in_batch_0(deaths, self.logs)
+        self._live({"TEST_PER_BATCH": str(10 * ORDERS)}, until="done")
+
+    def _live(self, environment: dict[str, str], until: str) -> str:
+        """One life, that ends as it should. On a busy machine Spark may give up early: a crash, too."""
+        for _ in range(MAX_EARLY_ENDS):
+            cut = CUTS[len(self.logs) % len(CUTS)]
+            given = {**self._environment, **environment, "TEST_PARTITIONS": cut}
+            driver = self._start_driver(*self._arguments, master=MASTER, environment=given)
+            driver.wait()
+            log = driver.log
+            self.logs.append(log)
+            if until in log.splitlines():
+                return log
+            assert TOO_SLOW in log, f"{environment} ended without {until!r}:\n{log[-6000:]}"
+        raise AssertionError(f"{MAX_EARLY_ENDS} drivers in a row were too slow")
 
 
-def expected_records() -> Counter[Content]:
-    return Counter((b"key %d" % i, b"ORDER %d" % i) for i in range(ORDERS))
+def met_in(log: str) -> list[Met]:
+    return [
+        Met(pipeline, step, int(batch), int(rows), int(tasks))
+        for pipeline, step, batch, rows, tasks in MET.findall(log)
+    ]
 
 
-def expected_values() -> Counter[Content]:
-    return Counter((None, b"ORDER %d" % i) for i in range(ORDERS))
+def check_met(deaths: dict[str, str], met: list[Met]) -> None:
+    """Everyone died where it was told to, and not with empty hands."""
+    assert {each.pipeline: each.step for each in met} == deaths
+    for each in met:
+        may_be_empty = each.step not in WITH_ROWS or (each.batch == 0 and "windows" in each.pipeline)
+        assert each.rows > 0 or may_be_empty, f"nothing could be lost or doubled: {each}"
 
 
-def expected_join() -> Counter[Content]:
-    return Counter((b"key %d" % i, b"order %d+payment %d" % (i, i)) for i in range(ORDERS))
+def check_met_in_batch_0(deaths: dict[str, str], logs: list[str]) -> None:
+    """In one log, or in that of a driver that ended early: what it had committed is skipped by the next."""
+    assert {each.pipeline for log in logs for each in met_in(log) if each.batch == 0} == set(deaths)
 
 
-def expected_windows() -> Counter[Content]:
-    sums: dict[int, list[int]] = {}
-    for i in range(ORDERS):
-        start = time_of(i) // 1000 // WINDOW_S * WINDOW_S
-        sums.setdefault(start, []).append(i)
-    return Counter(
-        (str(start).encode(), json.dumps({"count": len(of), "sum": sum(of)}, separators=(",", ":")).encode())
-        for start, of in sums.items()
-    )
+# From topics to topics
 
 
-EXPECTED: Final = {
-    "keyed": expected_records,
-    "unkeyed": expected_values,
-    "windows": expected_windows,
-    "windows2": expected_windows,
-    "join": expected_join,
-}
-
-
-def check_output(bootstrap: str, pipeline: str) -> None:
-    found = Counter(
-        (record.key, record.value) for _, record in committed_records(bootstrap, f"{pipeline}-out")
-    )
-    check(pipeline, found, EXPECTED[pipeline]())
-
-
-def check(pipeline: str, found: Counter[Content], expected: Counter[Content]) -> None:
-    assert found - expected == Counter(), f"{pipeline}: doubled, or never written"
-    assert expected - found == Counter(), f"{pipeline}: lost"
-
-
-def live_through(
-    start_driver: StartDriver,
-    bootstrap: str,
-    directory: Path,
-    pipelines: tuple[str, ...],
-    deaths: Iterable[str],
-    **environment: str,
-) -> None:
-    """One life for each death, then one that reads to the end."""
-    arguments = (CRASHING, bootstrap, directory / "checkpoints", *pipelines)
-    for life, death in enumerate(deaths):
-        # Another number of shuffle partitions in every life: a replayed batch is cut differently.
-        given = {"TEST_DIE": death, "TEST_SHUFFLE_PARTITIONS": str(2 + life % 2), **environment}
-        live(start_driver, arguments, given, until="dying")
-    live(start_driver, arguments, {"TEST_PER_BATCH": str(10 * ORDERS), **environment}, until="done")
-
-
-def live(
-    start_driver: StartDriver, arguments: tuple[object, ...], environment: dict[str, str], until: str
-) -> None:
-    """One life, that ends as it should. On a busy machine Spark may give up early: that is a crash, too."""
-    for _ in range(MAX_EARLY_ENDS):
-        driver = start_driver(*arguments, environment=environment)
-        driver.wait()
-        if until in driver.log.splitlines():
-            return
-        assert TOO_SLOW in driver.log, f"{environment} ended without {until!r}:\n{driver.log[-6000:]}"
-    raise AssertionError(f"{MAX_EARLY_ENDS} drivers in a row were too slow")
-
-
-def prepare(bootstrap: str, pipelines: Iterable[str]) -> None:
+def survive(start_driver: StartDriver, bootstrap: str, directory: Path, pipelines: Sequence[str]) -> None:
     feed(bootstrap)
     for pipeline in pipelines:
         create_topic(bootstrap, f"{pipeline}-out", 4)
-
-
-def survive(
-    start_driver: StartDriver,
-    bootstrap: str,
-    directory: Path,
-    pipelines: tuple[str, ...],
-    deaths: Iterable[str],
-) -> None:
-    """From topics to topics."""
-    prepare(bootstrap, pipelines)
-    live_through(start_driver, bootstrap, directory, pipelines, deaths)
+    chain = Chain(start_driver, bootstrap, directory, pipelines)
+    chain.live_through(lives_of(pipelines))
     for pipeline in pipelines:
-        check_output(bootstrap, pipeline)
+        found = committed_records(bootstrap, f"{pipeline}-out")
+        check(pipeline, ((record.key, record.value) for _, record in found))
+    check_recut(pipelines, chain.logs)
 
 
-def test_stateless_pipelines_survive_a_driver_killed_at_every_step(
+def check_recut(pipelines: Iterable[str], logs: list[str]) -> None:
+    """Those with a shuffle of their own: a batch that died was cut otherwise when it was replayed."""
+    for pipeline in pipelines:
+        if "recut" not in pipeline:
+            continue
+        cuts = cuts_of(pipeline, logs)
+        replayed = {batch: tasks for batch, tasks in cuts.items() if len(tasks) > 1}
+        print(f"{pipeline}: batches that were replayed, in so many partitions: {replayed}")
+        assert replayed
+        assert all(len(set(tasks)) > 1 for tasks in replayed.values()), replayed
+
+
+def cuts_of(pipeline: str, logs: list[str]) -> dict[int, list[int]]:
+    """Of each batch that was written: by how many tasks, time after time."""
+    cuts: dict[int, list[int]] = {}
+    for log in logs:
+        for name, batch, tasks in WROTE.findall(log):
+            if name == pipeline:
+                cuts.setdefault(int(batch), []).append(int(tasks))
+    return cuts
+
+
+def test_pipelines_into_topics_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
 ) -> None:
-    deaths = [f"keyed:{step}" for step in STEPS]
-    survive(start_driver, broker.bootstrap, tmp_path, ("keyed", "unkeyed"), deaths)
+    survive(start_driver, broker.bootstrap, tmp_path, INTO_TOPICS)
 
 
-def test_windows_survive_with_state_of_both_formats(
-    broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
+def test_pipelines_on_apache_kafka_survive_a_driver_killed_at_every_step(
+    own_kafka: KafkaProcess,  # noqa: F811
+    start_driver: StartDriver,
+    tmp_path: Path,
 ) -> None:
-    deaths = ["windows2:after_tasks", "windows:before_end", "windows2:after_end", "windows:after_end"]
-    survive(start_driver, broker.bootstrap, tmp_path, ("windows2", "windows"), deaths)
+    survive(start_driver, own_kafka.bootstrap, tmp_path, INTO_TOPICS)
 
 
-def test_a_join_of_streams_survives(broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path) -> None:
-    deaths = ["join:after_tasks", "join:before_end", "join:after_end"]
-    survive(start_driver, broker.bootstrap, tmp_path, ("join",), deaths)
+# From topics to tables
 
 
-def test_pipelines_survive_on_apache_kafka(
-    kafka_broker: KafkaProcess, start_driver: StartDriver, tmp_path: Path
-) -> None:
-    deaths = ["keyed:after_tasks", "windows:before_end", "keyed:after_end", "keyed:in_recovery"]
-    survive(start_driver, kafka_broker.bootstrap, tmp_path, ("keyed", "windows"), deaths)
-
-
-def test_pipelines_into_postgresql_survive(
+@pytest.mark.parametrize(
+    "pipelines", [INTO_TABLES, pytest.param(INTO_MORE_TABLES, marks=pytest.mark.soak)], ids=["most", "others"]
+)
+def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess,
     start_driver: StartDriver,
     tmp_path: Path,
     postgres: PostgresServer,  # noqa: F811
-) -> None:
-    feed(broker.bootstrap)
-    postgres.query("CREATE TABLE orders (id text, content text)")
-    postgres.query("CREATE TABLE totals (key text, value text)")
-    deaths = [f"table:{step}" for step in SQL_STEPS] + ["totals:before_end", "totals:after_end"]
-    pipelines = ("table", "totals")
-    live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_POSTGRES=postgres.dsn)
-    check_tables(postgres.query)
-
-
-def test_pipelines_into_mariadb_survive(
-    broker: BrokerProcess,
-    start_driver: StartDriver,
-    tmp_path: Path,
     mariadb: MariaDBServer,  # noqa: F811
+    pipelines: Sequence[str],
 ) -> None:
+    servers: dict[str, Query] = {"pg": postgres.query, "my": mariadb.query}
+    tables = {pipeline: servers[pipeline.partition("_")[0]] for pipeline in pipelines}
     feed(broker.bootstrap)
-    mariadb.query("CREATE TABLE orders (id varchar(40), content varchar(40))")
-    mariadb.query("CREATE TABLE totals (`key` varchar(40), value varchar(100))")
-    deaths = ["mysql:amid_tasks", "mysql:after_tasks", "mysql_totals:before_end", "mysql:after_end"]
-    pipelines = ("mysql", "mysql_totals")
-    live_through(start_driver, broker.bootstrap, tmp_path, pipelines, deaths, TEST_MYSQL=mariadb.url())
-    check_tables(mariadb.query)
-
-
-def check_tables(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
-    for table, expected in (("orders", expected_records()), ("totals", expected_windows())):
-        rows = query(f"SELECT * FROM {table}")
-        check(table, Counter((str(key).encode(), str(value).encode()) for key, value in rows), expected)
+    for pipeline, query in tables.items():
+        query(f"CREATE TABLE {pipeline} (id varchar(40), content varchar(100))")
+    where = {"TEST_POSTGRES": postgres.dsn, "TEST_MYSQL": mariadb.url()}
+    chain = Chain(start_driver, broker.bootstrap, tmp_path, pipelines, **where)
+    chain.live_through(lives_of(pipelines))
+    for pipeline, query in tables.items():
+        rows = query(f"SELECT id, content FROM {pipeline}")
+        check(pipeline, ((str(key).encode(), str(value).encode()) for key, value in rows))
+    check_recut(pipelines, chain.logs)

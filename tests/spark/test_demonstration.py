@@ -14,20 +14,20 @@ import pytest
 
 from semel.testing.postgres_server import find_binaries
 
-ROOT = Path(__file__).resolve().parents[2]
+DEMONSTRATION = Path(__file__).resolve().parents[2] / "examples" / "demonstration"
+ORDERS = 20_000
+FEW = 500
 TIMEOUT_S = 600
 SEMEL = (sys.executable, "-c", "from semel.cli.root import main; main()")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    return start_python(str(DEMONSTRATION / "run.py"), *arguments, "--orders", str(ORDERS))
+
+
+def start_python(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            str(ROOT / "examples" / "demonstration" / "run.py"),
-            *arguments,
-            "--orders",
-            "20000",
-        ],
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -35,11 +35,51 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def table_of(shown: str) -> dict[str, list[str]]:
+    """What the table in the end says, line by line where a cell has several."""
+    table: dict[str, list[str]] = {}
+    what = ""
+    for line in shown[shown.rindex("exactly once") :].splitlines():
+        cells = [cell.strip() for cell in line.split("\u2502")[1:-1]]
+        if len(cells) == 2:
+            what = cells[0] or what
+            table.setdefault(what, []).append(cells[1])
+    return table
+
+
 def check(shown: str) -> None:
-    assert "exactly once" in shown
+    """Every line of the table: what went in has come out once, though all of this was killed."""
     assert "NOT exactly once" not in shown
-    assert shown.count("Spark driver") >= 2
-    assert "of the broker" in shown
+    table = table_of(shown)
+    killed, (seconds,) = table.pop("killed with -9"), table.pop("time")
+    numbers = {what: int(cell.replace(",", "")) for what, (cell,) in table.items()}
+    committed, aborted = numbers.pop("committed"), numbers.pop("aborted")
+    assert committed + aborted == ORDERS
+    assert 0 < aborted < committed
+    assert numbers == {
+        "orders in": ORDERS,
+        "out": committed,
+        "lost": 0,
+        "duplicated": 0,
+        "out, though not committed": 0,
+        "out, with a wrong price": 0,
+    }
+    fed_s = ORDERS / 1_000
+    assert fed_s <= int(seconds.removesuffix(" s")) <= TIMEOUT_S
+    check_killed(shown, killed)
+
+
+def check_killed(shown: str, killed: list[str]) -> None:
+    """Two drivers, another one each time, and the broker between them; and each was started again."""
+    pattern = r"(Spark driver|broker) (\d+), (in the middle of an epoch|between two epochs)"
+    found = [re.fullmatch(pattern, each) for each in killed]
+    assert [each and each[1] for each in found] == ["Spark driver", "broker", "Spark driver"], killed
+    assert len({each[2] for each in found if each}) == 3, killed
+    assert any("in the middle of an epoch" in each for each in killed), killed
+    for what, pid in ((each[1], each[2]) for each in found if each):
+        assert f"kill -9 of the {what}, pid {pid}, " in shown
+    assert shown.count("Spark driver started again on its checkpoint") >= 2
+    assert "broker is back on its directory" in shown
 
 
 @pytest.mark.timeout(TIMEOUT_S + 60)
@@ -75,3 +115,53 @@ def test_the_demonstration_survives_what_it_kills_and_is_kept_for_a_look_round()
     assert subprocess.run(semel, capture_output=True, check=False).returncode != 0, (
         "the broker is still there"
     )
+
+
+# The pipeline is right; but before its table is read, somebody else writes to it.
+SABOTAGED = """
+import contextlib
+import sys
+
+import psycopg
+
+sys.path.insert(0, sys.argv[1])
+import run
+
+
+@contextlib.asynccontextmanager
+async def stage(orders, directory, dsn, console):
+    async with run.staged(orders, directory, dsn, console) as demonstration:
+        read = demonstration.output.rows
+
+        async def rows():
+            lost, doubled, wrong, *_ = demonstration.fed.committed
+            with psycopg.connect(dsn) as table:
+                table.execute("DELETE FROM priced WHERE id = %s", [lost])
+                table.execute("INSERT INTO priced SELECT * FROM priced WHERE id = %s", [doubled])
+                table.execute("UPDATE priced SET cents = cents + 1 WHERE id = %s", [wrong])
+                table.execute("INSERT INTO priced VALUES ('order-of-nobody', 100)")
+            return await read()
+
+        demonstration.output.rows = rows
+        demonstration.faults.clear()
+        yield demonstration
+
+
+sys.exit(run.main(sys.argv[2:], stage))
+"""
+
+
+@pytest.mark.timeout(TIMEOUT_S + 60)
+def test_the_demonstration_fails_if_orders_are_lost_doubled_wrong_or_nobodys() -> None:
+    if find_binaries() is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    arguments = ("--sink", "postgres", "--orders", str(FEW))
+    demonstration = start_python("-c", SABOTAGED, str(DEMONSTRATION), *arguments)
+    shown, _ = demonstration.communicate(timeout=TIMEOUT_S)
+    assert demonstration.returncode == 1, shown
+    assert "NOT exactly once" in shown
+    table = table_of(shown)
+    assert table["orders in"] == [str(FEW)]
+    assert int(table["out"][0]) == int(table["committed"][0]) - 1 + 1 + 1
+    for what in ("lost", "duplicated", "out, though not committed", "out, with a wrong price"):
+        assert table[what] == ["1"], shown

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from broker_process import BrokerProcess
 from click.testing import CliRunner
+from kafka_process import KafkaProcess
 from pipeline_cases import ROWS, Pipeline
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import (
@@ -44,9 +45,11 @@ ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 @pytest.fixture
 def pipeline(
-    spark: SparkSession, shared_broker: BrokerProcess, topic: str, tmp_path: Path
+    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
 ) -> Iterator[Pipeline]:
-    yield Pipeline(spark, shared_broker.bootstrap, topic, tmp_path)
+    """On Semel, unless a test names other brokers."""
+    broker: BrokerProcess | KafkaProcess = request.getfixturevalue(getattr(request, "param", "shared_broker"))
+    yield Pipeline(spark, broker.bootstrap, topic, tmp_path)
     for query in spark.streams.active:
         query.stop()
 
@@ -188,6 +191,7 @@ def test_batches_may_be_empty(pipeline: Pipeline) -> None:
     assert query.sinks[0].metrics.commits > ROWS // 50 + 1, "no batch was empty"
 
 
+@pytest.mark.parametrize("pipeline", ["shared_broker", "kafka_broker"], indirect=True)
 def test_partitions_that_are_added_to_the_output_lose_and_double_nothing(pipeline: Pipeline) -> None:
     pipeline.feed(0, ROWS)
     query = pipeline.start(trigger="100 milliseconds")

@@ -8,14 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from target_cases import STATE, TARGETS, TargetPipeline, make_pipeline
+from spark_cases import create_topic
+from target_cases import STATE, TARGETS, TargetPipeline, adopt, make_pipeline
 
 from semel.sinks.errors import FencedOut, MarkerMismatch
+from semel.sinks.kafka import KafkaSink
+from semel.sinks.sink import State, TransactionalSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,6 +160,35 @@ def test_copies_of_a_checkpoint_run_on_under_one_name_until_they_read_differentl
     pipeline.checkpoint = copy
     pipeline.run()
     pipeline.check(FEW + 40)
+
+
+@into("semel", "postgres")
+def test_a_sink_that_is_added_to_a_pipeline_that_has_run_holds_up_the_first_until_it_is_adopted(
+    pipeline: TargetPipeline,
+) -> None:
+    """All are asked before one of them writes."""
+    added = f"{pipeline.name}-added"
+    create_topic(pipeline.bootstrap, added, 2)
+
+    def both() -> list[TransactionalSink]:
+        return [pipeline.sink(), KafkaSink(pipeline.bootstrap, added)]
+
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    last = pipeline.last_commit()
+    pipeline.feed(FEW, 2 * FEW)
+    query = pipeline.start(both())
+    with pytest.raises(MarkerMismatch, match=f"'{pipeline.name}/1' .*no marker.*semel sink adopt"):
+        query.awaitTermination()
+    assert [sink.metrics.aborts for sink in query.sinks] == [1, 0], "the first had begun"
+    assert {sink.state for sink in query.sinks} == {State.CLOSED}
+    pipeline.check(FEW)
+    assert not pipeline.content(added)
+
+    adopt(f"{pipeline.name}/1", last, "--topic", added, "--bootstrap", pipeline.bootstrap)
+    pipeline.run(both())
+    pipeline.check(2 * FEW)
+    assert pipeline.content(added) == Counter(b"v%d" % i for i in range(FEW, 2 * FEW))
 
 
 @into(*TARGETS)

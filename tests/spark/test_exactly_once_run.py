@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import URLError
@@ -22,11 +22,25 @@ import psutil
 import pytest
 from broker_process import BrokerProcess, free_port
 from click.testing import CliRunner
-from spark_cases import HERE, TEST_SETTINGS, Row, committed_records, create_topic, produce, written_records
+from spark_cases import (
+    HERE,
+    TEST_SETTINGS,
+    Row,
+    alter_topic,
+    committed_records,
+    create_topic,
+    produce,
+    written_records,
+)
 
 from semel.cli.root import root
+from semel.client.admin import LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import Cluster
+from semel.client.loop_thread import LoopThread
+from semel.client.metadata import TopicPartition
+from semel.client.shared_transaction import TransactionOptions
 from semel.client.transaction_admin import TransactionAdmin
+from semel.client.transactional_producer import TransactionalProducer
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.kafka.markers import transactional_id_of
 
@@ -39,6 +53,7 @@ QUICK_START: Final = tuple(
 RUN_TIMEOUT_S: Final = 240.0
 POLL_S: Final = 0.05
 ROWS: Final = 200
+LATE: Final = 7
 
 
 class Supervised:
@@ -90,6 +105,22 @@ class Supervised:
 
     def check(self, rows: int = ROWS) -> None:
         assert self.committed() == Counter(b"v%d" % i for i in range(rows))
+
+    def count_batches(self) -> int:
+        """How many are in Spark's commit log."""
+        commits = (self.directory / "checkpoint" / "commits").iterdir()
+        return sum(1 for path in commits if path.name.isdecimal())
+
+    def count_unstable(self) -> int:
+        """How many offsets of the source lie behind its last stable ones."""
+        return asyncio.run(self._count_unstable())
+
+    async def _count_unstable(self) -> int:
+        wanted = {TopicPartition("orders", partition): LATEST for partition in range(2)}
+        async with Cluster(self.bootstrap) as cluster:
+            ends = await Admin(cluster).list_offsets(wanted)
+            stable = await Admin(cluster).list_offsets(wanted, isolation_level=READ_COMMITTED)
+        return sum(ends[where].offset - stable[where].offset for where in wanted)
 
     def has_open_transaction(self) -> bool:
         return asyncio.run(self._has_open_transaction())
@@ -207,17 +238,87 @@ def watch_metrics(run: subprocess.Popen[str], port: int) -> str:
     return seen
 
 
-def test_a_pipeline_that_is_fenced_or_whose_marker_does_not_fit_is_not_started_again(
+@contextmanager
+def open_transaction(bootstrap: str, rows: list[Row]) -> Iterator[Callable[[], None]]:
+    """Orders that are there and not yet stable; whoever calls what it gives commits them."""
+    thread = LoopThread("orders")
+    cluster = Cluster(bootstrap)
+    options = TransactionOptions(transaction_timeout_ms=round(RUN_TIMEOUT_S * 1000))
+    producer = TransactionalProducer(cluster, "shop", options)
+
+    async def write() -> None:
+        await producer.open()
+        await producer.begin()
+        for row in rows:
+            await producer.send("orders", row.value, key=row.key)
+        await producer.flush()
+
+    async def close() -> None:
+        await producer.close()
+        await cluster.close()
+
+    try:
+        thread.run(write())
+        yield lambda: thread.run(producer.commit())
+    finally:
+        thread.run(close())
+        thread.close()
+
+
+def metrics_at(port: int) -> dict[str, float]:
+    """What the endpoint says of the pipeline, by the names without their beginning."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except (URLError, OSError):
+        return {}  # not there yet, or gone
+    told = re.findall(r'^semel_pipeline_(\w+)\{pipeline="supervised"\} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in told}
+
+
+def until_read(run: subprocess.Popen[str], port: int, rows: int) -> dict[str, float]:
+    """The metrics, when so many rows are out and there is no lag."""
+    seen: list[dict[str, float]] = [{}]
+
+    def is_read() -> bool:
+        seen.append(metrics_at(port))
+        return run.poll() is not None or (seen[-1].get("rows_total"), seen[-1].get("lag")) == (rows, 0)
+
+    until(is_read, f"{rows} rows are out, with no lag")
+    assert run.poll() is None
+    return seen[-1]
+
+
+def test_metrics_tell_of_rows_and_of_lag_to_the_last_stable_offset_until_the_pipeline_is_fenced_for_good(
     supervised: Supervised,
 ) -> None:
-    run = supervised.start("--trigger", "100 milliseconds")
-    until(lambda: supervised.committed().total() == ROWS or run.poll() is not None, "all is committed")
+    """Neither who is fenced nor whose marker does not fit is started again."""
+    port = free_port()
+    late = [Row(b"v%d" % i, b"k%d" % i) for i in range(ROWS, ROWS + LATE)]
+    with open_transaction(supervised.bootstrap, late) as commit:
+        run = supervised.start("--trigger", "100 milliseconds", "--metrics", f"127.0.0.1:{port}")
+        told = until_read(run, port, ROWS)
+        assert supervised.count_unstable() == LATE, "there is nothing that could be taken for lag"
+        supervised.check()
+        batches = supervised.count_batches()
+        assert batches >= 4
+        assert told == {
+            **told,
+            "commits_total": batches,
+            "committed_epoch": batches - 1,
+            "skips_total": 0,
+            "aborts_total": 0,
+            "active": 1,
+        }
+        assert told["rows_per_second"] > 0
+        commit()
+        assert until_read(run, port, ROWS + LATE)["commits_total"] > batches
     asyncio.run(supervised.take())
-    supervised.feed(ROWS, ROWS + 20)
+    supervised.feed(ROWS + LATE, ROWS + LATE + 20)
     _, err = run.communicate(timeout=RUN_TIMEOUT_S)
     assert run.returncode == 2, err
     assert re.search(rf"FencedOut: .*process {os.getpid()} on ", err)
-    supervised.check()
+    supervised.check(ROWS + LATE)
 
     adopt = ["sink", "adopt", "supervised", "--epoch", "70", "--bootstrap", supervised.bootstrap]
     assert CliRunner().invoke(root, adopt).exit_code == 0
@@ -226,7 +327,7 @@ def test_a_pipeline_that_is_fenced_or_whose_marker_does_not_fit_is_not_started_a
     assert run.returncode == 2, mismatch
     assert re.search("MarkerMismatch: .*rolled back.*semel sink adopt", mismatch)
     assert "started again" not in err + mismatch
-    supervised.check()
+    supervised.check(ROWS + LATE)
 
 
 def test_a_batch_under_way_is_aborted_when_the_run_is_terminated_or_its_supervisor_dies(
@@ -256,6 +357,19 @@ def test_a_batch_under_way_is_aborted_when_the_run_is_terminated_or_its_supervis
 def all_gone(processes: list[psutil.Process]) -> bool:
     assert processes
     return not psutil.wait_procs(processes, timeout=RUN_TIMEOUT_S / 4)[1]
+
+
+def test_a_row_that_the_target_cannot_take_is_not_tried_again(supervised: Supervised) -> None:
+    alter_topic(supervised.bootstrap, "out", max_message_bytes="1000")
+    produce(supervised.bootstrap, "orders", [Row(b"v" * 2000, b"large")])
+    run = supervised.start("--until-caught-up")
+    _, err = run.communicate(timeout=RUN_TIMEOUT_S)
+    assert run.returncode == 2, err
+    assert re.search("^WriteFailed: .*cannot be written", err, re.MULTILINE), err
+    assert "started again" not in err
+    assert not supervised.has_open_transaction()
+    assert set(supervised.committed().values()) == {1}, "batches before it are there, once"
+    assert b"v" * 2000 not in supervised.committed()
 
 
 def test_a_file_without_a_pipeline_is_not_started_again(tmp_path: Path) -> None:

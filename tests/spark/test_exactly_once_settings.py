@@ -12,15 +12,19 @@ from pipeline_cases import Pipeline
 from target_cases import TablePipeline, make_pipeline
 
 from semel.errors import ConfigError, SemelError
+from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import InitFailed
 from semel.sinks.kafka import KafkaSink
+from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import TransactionalSink
 from semel.sinks.sql.names import STAGE_PREFIX
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
+from semel.spark.pipeline import sink_id
+from semel.spark.running import is_final
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 FEW: Final = 30
 ENCRYPTED: Final = "spark.ssl.rpc.enabled"
@@ -40,14 +44,24 @@ def into(*targets: str) -> pytest.MarkDecorator:
 
 
 def refused(
-    pipeline: Pipeline, make_sink: Callable[[], TransactionalSink], kind: type[SemelError], match: str
-) -> None:
+    pipeline: Pipeline,
+    make_sink: Callable[[], TransactionalSink],
+    kind: type[SemelError],
+    match: str,
+    df: DataFrame | None = None,
+) -> SemelError:
     """Beside a sink that is in order, and is before it in the list."""
     good = KafkaSink(pipeline.bootstrap, pipeline.target)
-    with pytest.raises(kind, match=match):
-        pipeline.start([good, make_sink()])
+    with pytest.raises(kind, match=match) as raised:
+        pipeline.start([good, make_sink()], df)
     assert not pipeline.checkpoint.exists()
     assert pipeline.content(pipeline.target) == Counter()
+    return raised.value
+
+
+def refused_for_good(*given: Any) -> None:
+    """So that `semel run` does not start it again."""
+    assert is_final(refused(*given))
 
 
 @into("semel", "kafka")
@@ -56,8 +70,8 @@ def test_a_topic_that_is_not_there_or_a_timeout_above_the_brokers_maximum_is_ref
 ) -> None:
     pipeline.feed(0, FEW)
     nowhere = f"{pipeline.target}-nowhere"
-    refused(pipeline, lambda: KafkaSink(pipeline.bootstrap, nowhere), InitFailed, nowhere)
-    refused(
+    refused_for_good(pipeline, lambda: KafkaSink(pipeline.bootstrap, nowhere), InitFailed, nowhere)
+    refused_for_good(
         pipeline,
         lambda: pipeline.sink(transaction_timeout=100_000.0),
         InitFailed,
@@ -84,8 +98,39 @@ def test_a_table_that_does_not_fit_is_refused(pipeline: TablePipeline) -> None:
         ({"mode": "upsert", "keys": ["key"]}, InitFailed, r"no primary key or unique constraint.*\(k\)"),
     )
     for options, kind, match in wrong:
-        refused(pipeline, lambda options=options: pipeline.sink(**options), kind, match)
+        refused_for_good(pipeline, lambda options=options: pipeline.sink(**options), kind, match)
     assert pipeline.content() == Counter()
+
+
+@into("semel")
+def test_a_column_of_headers_that_are_no_pairs_is_refused(pipeline: Pipeline) -> None:
+    pipeline.feed(0, FEW)
+    names_only = pipeline.read().selectExpr("key", "value", "array('source') AS names")
+    refused_for_good(
+        pipeline,
+        lambda: pipeline.sink(headers="names"),
+        ConfigError,
+        r"'names' is of type array<string>.*must be array<struct<key:string,value:binary>>",
+        names_only,
+    )
+
+
+@into("semel", "postgres", "mariadb")
+def test_a_sink_that_another_has_and_that_is_not_to_be_fenced_may_be_free_the_next_time(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.feed(0, FEW)
+    gently = SinkSettings(fence_on_open=False)
+    with BlockingSink(pipeline.sink()) as owner:
+        owner.open(sink_id(pipeline.name, 1))
+        owner.begin(0)
+        with owner.writer() as writer:
+            writer.write([{"key": b"k", "value": b"v"}])
+            writer.finish()
+        error = refused(
+            pipeline, lambda: pipeline.sink(settings=gently), InitFailed, "fence_on_open is off.*top that one"
+        )
+        assert not is_final(error)
 
 
 @into("semel")
@@ -94,7 +139,7 @@ def test_threads_that_hide_their_query_are_refused(
 ) -> None:
     pipeline.feed(0, FEW)
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
-    refused(pipeline, pipeline.sink, ConfigError, "PYSPARK_PIN_THREAD=false.*unset it")
+    refused_for_good(pipeline, pipeline.sink, ConfigError, "PYSPARK_PIN_THREAD=false.*unset it")
 
 
 @pytest.fixture

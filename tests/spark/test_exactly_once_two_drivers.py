@@ -1,4 +1,4 @@
-"""Two drivers of one name at once, in processes of their own, the second on a copy of the checkpoint."""
+"""Two drivers of one name at once, in processes of their own, on copies of a checkpoint or on the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,50 +27,61 @@ POLL_S: Final = 0.1
 class Targets:
     """The same rows are to be in all of them."""
 
-    def __init__(
-        self, broker: BrokerProcess, kafka: KafkaProcess, postgres: PostgresServer, mariadb: MariaDBServer
-    ) -> None:
-        self._source = broker.bootstrap
-        self._topics = {"semel": broker.bootstrap, "kafka": kafka.bootstrap}
-        self._tables: dict[str, Callable[[str], list[tuple[Any, ...]]]] = {
-            "postgres": postgres.query,
-            "mariadb": mariadb.query,
-        }
-        create_topic(broker.bootstrap, "orders", 3)
-        for bootstrap in self._topics.values():
-            create_topic(bootstrap, "copied", 4)
-        for query, bytes_type in ((postgres.query, "bytea"), (mariadb.query, "varbinary(40)")):
-            query(f"CREATE TABLE output (v {bytes_type})")
+    def __init__(self, source: str, contents: Mapping[str, Callable[[], Counter[bytes | None]]]) -> None:
+        self._source = source
+        self._contents = contents
+        create_topic(source, "orders", 3)
 
     def feed(self, start: int, stop: int) -> None:
         produce(self._source, "orders", [Row(b"v%d" % i, b"k%d" % i) for i in range(start, stop)])
 
-    def content(self, target: str) -> Counter[bytes | None]:
-        if target in self._topics:
-            return Counter(record.value for _, record in committed_records(self._topics[target], "copied"))
-        return Counter(bytes(row[0]) for row in self._tables[target]("SELECT v FROM output"))
-
     def await_rows(self, stop: int, *drivers: DriverProcess) -> None:
         """Until all targets have all rows up to here, each once; sooner if one has what it should not."""
         expected = Counter(b"v%d" % i for i in range(stop))
-        for target in TARGETS:
+        for target, content in self._contents.items():
             give_up = time.monotonic() + TIMEOUT_S
-            while (found := self.content(target)) != expected:
+            while (found := content()) != expected:
                 assert not found - expected, f"{target} has doubled rows"
                 assert all(driver.is_alive for driver in drivers), "a driver has ended"
                 assert time.monotonic() < give_up, f"{target} has {found.total()} rows of {stop}"
                 time.sleep(POLL_S)
 
     def check(self, stop: int) -> None:
-        for target in TARGETS:
-            assert self.content(target) == Counter(b"v%d" % i for i in range(stop)), target
+        for target, content in self._contents.items():
+            assert content() == Counter(b"v%d" % i for i in range(stop)), target
+
+
+def output_topic(bootstrap: str) -> Callable[[], Counter[bytes | None]]:
+    """Made anew; what is in it."""
+    create_topic(bootstrap, "copied", 4)
+    return lambda: Counter(record.value for _, record in committed_records(bootstrap, "copied"))
+
+
+def output_table(
+    query: Callable[[str], list[tuple[Any, ...]]], bytes_type: str
+) -> Callable[[], Counter[bytes | None]]:
+    """Made anew; what is in it."""
+    query(f"CREATE TABLE output (v {bytes_type})")
+    return lambda: Counter(bytes(row[0]) for row in query("SELECT v FROM output"))
 
 
 @pytest.fixture
 def targets(
     broker: BrokerProcess, kafka_broker: KafkaProcess, postgres: PostgresServer, mariadb: MariaDBServer
 ) -> Targets:
-    return Targets(broker, kafka_broker, postgres, mariadb)
+    """One of every kind."""
+    contents = {
+        "semel": output_topic(broker.bootstrap),
+        "kafka": output_topic(kafka_broker.bootstrap),
+        "postgres": output_table(postgres.query, "bytea"),
+        "mariadb": output_table(mariadb.query, "varbinary(40)"),
+    }
+    return Targets(broker.bootstrap, contents)
+
+
+@pytest.fixture
+def semel_alone(broker: BrokerProcess) -> Targets:
+    return Targets(broker.bootstrap, {"semel": output_topic(broker.bootstrap)})
 
 
 def test_of_two_drivers_on_copies_of_a_checkpoint_the_first_is_fenced_and_the_second_goes_on(
@@ -113,6 +124,75 @@ def test_of_two_drivers_on_copies_of_a_checkpoint_the_first_is_fenced_and_the_se
     second.succeed(TIMEOUT_S)
     assert sorted(re.findall(r"^(\w+): stopped", second.log, re.MULTILINE)) == sorted(TARGETS), second.log
     targets.check(140)
+
+
+def test_of_two_drivers_on_one_checkpoint_the_one_amid_a_batch_is_fenced_and_the_other_goes_on(
+    semel_alone: Targets, broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
+) -> None:
+    place = tmp_path / "place" / "checkpoints"
+    given = (COPIED, broker.bootstrap, place, "semel")
+    semel_alone.feed(0, 60)
+    first = start_driver(*given, environment={"TEST_HOLD": "v99"})
+    semel_alone.await_rows(60, first)
+    semel_alone.feed(60, 100)
+    await_files([place.parent / "held-semel"], first)
+
+    second = start_driver(*given)
+    semel_alone.await_rows(100, first, second)
+    (place.parent / "go").touch()
+    assert first.wait(TIMEOUT_S) == 0
+    assert re.search(rf"^semel: FencedOut: .*process {second.pid} on ", first.log, re.MULTILINE), first.log
+    semel_alone.feed(100, 120)
+    semel_alone.await_rows(120, second)
+    (place.parent / "stop").touch()
+    second.succeed(TIMEOUT_S)
+    semel_alone.check(120)
+
+
+# Spark has two ways to say it: the batch was there, or came to be there while it was written.
+WHY: Final = re.compile(
+    r"FencedOut: .* process \d+|Multiple streaming jobs detected|Multiple streaming queries are concurrently"
+)
+# It says when it has nothing left to do, and ends with what ends its pipeline.
+IDLING: Final = """
+import sys
+from pathlib import Path
+from pipelines.copied import start
+from spark_cases import driver_session
+
+bootstrap, checkpoints = sys.argv[1:]
+query = start(driver_session(), bootstrap, Path(checkpoints), "semel")
+query.processAllAvailable()
+print("idle", flush=True)
+query.awaitTermination()
+"""
+
+
+def test_of_two_drivers_that_plan_a_batch_in_one_checkpoint_spark_refuses_one_and_the_next_start_goes_on(
+    semel_alone: Targets, broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
+) -> None:
+    """The older one has lost its sink. If it plans the batch all the same, the newer one is refused."""
+    given = (IDLING, broker.bootstrap, tmp_path / "place" / "checkpoints")
+    semel_alone.feed(0, 60)
+    first = start_driver(*given)
+    first.wait_for("idle")
+    second = start_driver(*given)
+    second.wait_for("idle")
+    semel_alone.feed(60, 80)
+    ends = [why_it_ended(first)]
+    if ends == [f"FencedOut: sink 'semel' was fenced by process {second.pid}"]:
+        ends.append(why_it_ended(second))
+    assert ends[-1].startswith("Multiple streaming ")
+
+    second.kill()
+    semel_alone.feed(80, 100)
+    start_driver(*given).wait_for("idle")
+    semel_alone.check(100)
+
+
+def why_it_ended(driver: DriverProcess) -> str:
+    assert driver.wait(TIMEOUT_S) == 1, "its program was not told"
+    return WHY.findall(driver.log)[-1]
 
 
 def await_files(paths: list[Path], driver: DriverProcess) -> None:

@@ -6,7 +6,8 @@ import json
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from broker_process import BrokerProcess
 from pyspark.errors import PySparkException
 from spark_cases import (
     LOCAL_CLUSTER,
+    DriverProcess,
     Row,
     StartDriver,
     add_partitions,
@@ -30,6 +32,7 @@ from semel.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 QUERY_TIMEOUT_S = 120
 
@@ -62,6 +65,17 @@ def run_until_caught_up(frame: DataFrame, checkpoint: Path, take: Callable[..., 
     )
     try:
         assert query.awaitTermination(QUERY_TIMEOUT_S), query.status
+    finally:
+        query.stop()
+
+
+@contextmanager
+def running(frame: DataFrame, checkpoint: Path, take: Callable[..., None]) -> Iterator[StreamingQuery]:
+    """A query that goes on until the block is left."""
+    writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
+    query = writer.start()
+    try:
+        yield query
     finally:
         query.stop()
 
@@ -267,6 +281,61 @@ def test_a_stream_from_the_latest_loses_nothing_when_its_first_batch_is_run_agai
     assert batches.all == numbers((5, 9))
 
 
+@pytest.mark.parametrize(
+    ("starting", "already"),
+    [("latest", []), ('{"TOPIC": {"0": -1, "1": -2}}', numbers((3, 5)))],
+    ids=["latest", "one partition at the latest"],
+)
+def test_a_stream_from_the_latest_brings_every_row_in_its_first_life_and_in_the_next(
+    spark: SparkSession,
+    shared_broker: BrokerProcess,
+    topic: str,
+    tmp_path: Path,
+    starting: str,
+    already: list[bytes],
+) -> None:
+    bootstrap = shared_broker.bootstrap
+    create_topic(bootstrap, topic, partitions=2)
+    produce(bootstrap, topic, numbered(0, 3, partition=0) + numbered(3, 5, partition=1))
+    batches = Batches()
+    frame = semel.spark.read(spark, bootstrap, topic, startingOffsets=starting.replace("TOPIC", topic))
+    with running(frame, tmp_path / "ck", batches) as query:
+        query.processAllAvailable()
+        assert (batches.values[0], batches.all) == ([], already)
+        for first in (10, 20):
+            produce(bootstrap, topic, numbered(first, first + 10))
+            query.processAllAvailable()
+            assert batches.all == already + numbers((10, first + 10))
+    produce(bootstrap, topic, numbered(30, 40))
+    with running(frame, tmp_path / "ck", batches) as query:
+        for last in (40, 50):
+            query.processAllAvailable()
+            assert batches.all == already + numbers((10, last))
+            produce(bootstrap, topic, numbered(last, last + 10))
+    run_until_caught_up(frame, tmp_path / "ck", batches)
+    assert batches.all == already + numbers((10, 60))
+
+
+def test_a_stream_from_the_latest_brings_every_row_after_its_first_batch_was_run_again(
+    spark: SparkSession, shared_broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    """Nothing came in before the driver was back: the second batch begins at its initial offsets, too."""
+    bootstrap = shared_broker.bootstrap
+    create_topic(bootstrap, topic)
+    produce(bootstrap, topic, numbered(0, 5))
+    batches = Batches()
+    frame = semel.spark.read(spark, bootstrap, topic, startingOffsets="latest")
+    run_until_caught_up(frame, tmp_path / "ck", batches)
+    shutil.rmtree(tmp_path / "ck" / "commits")
+    with running(frame, tmp_path / "ck", batches) as query:
+        query.processAllAvailable()
+        assert batches.values == [[]]
+        for first in (5, 10):
+            produce(bootstrap, topic, numbered(first, first + 5))
+            query.processAllAvailable()
+    assert batches.all == numbers((5, 15))
+
+
 # Gaps and losses
 
 
@@ -353,6 +422,57 @@ def test_executors_in_processes_of_their_own_read_too(
     driver.succeed()
     found = [line.encode() for file in (tmp_path / "out").glob("*.txt") for line in file.open()]
     assert sorted(line.strip() for line in found) == numbers((0, 900))
+
+
+LATEST_PROGRAM = """
+import sys, time
+from pathlib import Path
+from spark_cases import driver_session
+import semel.spark
+
+bootstrap, topic, checkpoint, target, hangs_in = sys.argv[1:]
+
+def take(frame, batch_id):
+    rows = sorted(bytes(row.value) for row in frame.select("value").collect())
+    if batch_id == int(hangs_in):
+        print("in batch", batch_id)
+        time.sleep(600)
+    Path(target, f"{batch_id}.txt").write_bytes(b"".join(row + b"\\n" for row in rows))
+    for row in rows:
+        print("wrote", row)
+
+frame = semel.spark.read(driver_session(), bootstrap, topic, startingOffsets="latest")
+frame.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint).start().awaitTermination()
+"""
+
+
+def test_a_driver_that_is_killed_in_its_first_batches_from_the_latest_loses_and_repeats_nothing(
+    shared_broker: BrokerProcess, topic: str, tmp_path: Path, start_driver: StartDriver
+) -> None:
+    bootstrap, target = shared_broker.bootstrap, tmp_path / "out"
+    target.mkdir()
+    create_topic(bootstrap, topic, partitions=2)
+    produce(bootstrap, topic, numbered(0, 10))
+
+    def start(hangs_in: int) -> DriverProcess:
+        return start_driver(LATEST_PROGRAM, bootstrap, topic, tmp_path / "ck", target, hangs_in)
+
+    driver = start(0)
+    driver.wait_for("in batch 0")
+    produce(bootstrap, topic, numbered(10, 20))
+    driver.kill()
+    driver = start(1)
+    driver.wait_for("in batch 1")
+    produce(bootstrap, topic, numbered(20, 30))
+    driver.kill()
+    driver = start(-1)
+    driver.wait_for("wrote", count=20)
+    produce(bootstrap, topic, numbered(30, 40))
+    driver.wait_for("wrote", count=30)
+    driver.kill()
+    found = [line for file in target.iterdir() for line in file.read_bytes().split()]
+    assert sorted(found) == numbers((10, 40))
+    assert (target / "0.txt").read_bytes() == b""
 
 
 def test_a_broker_that_is_killed_and_comes_back_is_waited_for(

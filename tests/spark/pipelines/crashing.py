@@ -3,108 +3,215 @@
     python crashing.py BOOTSTRAP DIRECTORY PIPELINE…
 
 Each pipeline reads its topics to their ends (`availableNow`), a few records a batch, and the program says
-`done` when all have. TEST_DIE says who dies where: `keyed:before_end` kills this process with -9 when the
-pipeline `keyed` is about to send EndTxn for the second batch that it writes in this life. The first one is
-what the life before left behind.
+`done` when all have. TEST_DIE says who dies where: `keyed:before_end windows:after_end` holds the pipeline
+`keyed` when it is about to send EndTxn for the second batch that it writes in this life, and `windows` when
+that is done; once both are there, this process is killed with -9. The first batch is what the life before
+left behind; TEST_DIE_IN=1 is for a life that has none before it, and dies in batch 0. Each says where it was
+met: `keyed at before_end of batch 3 with 21 rows of 3 tasks`.
 """
 
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pyarrow as pa
+from crash_cases import joined, keep_state, windows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import driver_session
 
 import semel.spark
-from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
 from semel.sinks.claims import ClaimBook
-from semel.sinks.kafka import KafkaPlan, KafkaSink
+from semel.sinks.kafka import KafkaSink
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
-from semel.sinks.receipts import Attempt, Place, Receipt
-from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
+from semel.sinks.receipts import NO_ORIGIN, Attempt, Origin, Place, Receipt
+from semel.sinks.sink import SourceOffsets, TransactionalSink, Writer, WriterPlan
 from semel.sinks.sql.dialect import Loaded, Part, SqlSession
 from semel.sinks.sql.intake import Intake
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.sink_row import SinkRow
+from semel.sinks.sql.writers import StagedPlan, StagedWriter
 
 BATCH_RECORDS = int(os.environ.get("TEST_PER_BATCH", "40"))
-WATERMARK = "30 seconds"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-STATE = "spark.sql.streaming.stateStore"
+# Longer than any life: a task that is held is ended by the death of its driver.
+HOLD_S = 300.0
+POLL_S = 0.02
+# The batch of a life in which pipelines die.
+LAST_BATCH = int(os.environ.get("TEST_DIE_IN", "2"))
+# Each source has a Python of its own, to which Spark gives ten seconds: not all at a time. There is one place
+# more than there are pipelines that are held in their recovery.
+STARTING = threading.BoundedSemaphore(3)
+INITIALIZING = "Initializing sources"
 
 
-def die() -> None:
-    print("dying", flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+class Death:
+    """Comes with -9 once everyone who is to die in this life has been met."""
+
+    def __init__(self, where: str) -> None:
+        self.steps = dict(each.split(":") for each in where.split())
+        self._awaited = set(self.steps)
+        self._meeting = threading.Lock()
+
+    def meet(self, pipeline: str, said: str) -> NoReturn:
+        with self._meeting:
+            print(f"{pipeline} at {said}", flush=True)
+            self._awaited.discard(pipeline)
+            if not self._awaited:
+                print("dying", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(HOLD_S)
+        raise AssertionError(f"{pipeline} outlived the others, who were not met: {self._awaited}")
+
+
+DEATH = Death(os.environ.get("TEST_DIE", ""))
+
+
+class Gate:
+    """Where tasks, which are other processes, are held; the directory is the pipeline's own in this life."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / f"gate-{os.getpid()}"
+        self.directory.mkdir(parents=True)
+
+    def close(self) -> None:
+        (self.directory / "closed").touch()
+
+    def hold(self, rows: int) -> None:
+        """In a task: if the gate is closed nobody passes, and the first to come tells with how many rows."""
+        if (self.directory / "closed").exists():
+            written = self.directory / f"{os.getpid()}.new"
+            written.write_text(str(rows))
+            written.rename(self.directory / "held")
+            time.sleep(HOLD_S)
+
+    def pass_through(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows as they come; at their end the task's state is written, and that of others may not be."""
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+        self.hold(rows)
+
+    def await_held(self) -> int:
+        """In the driver: until a task is held; its rows."""
+        while not (self.directory / "held").exists():
+            time.sleep(POLL_S)
+        return int((self.directory / "held").read_text())
 
 
 class Fate:
-    """Counts the batches of one pipeline, and ends the process at the chosen step of the chosen one."""
+    """Follows one pipeline through its batches, up to the step at which it is to die."""
 
-    def __init__(self, pipeline: str) -> None:
-        chosen, _, self._step = os.environ.get("TEST_DIE", "").partition(":")
-        if chosen != pipeline:
-            self._step = ""
-        self._batch = int(os.environ.get("TEST_DIE_BATCH", "2"))
+    def __init__(self, pipeline: str, directory: Path) -> None:
+        self._pipeline = pipeline
+        self.step = DEATH.steps.get(pipeline, "")
         self._begun = 0
+        self._batch = -1
+        self._tasks = 0
+        self._rows = 0
+        self.gate = Gate(directory / "gates" / pipeline)
 
-    def begun(self) -> None:
+    def begun(self, batch: int) -> None:
         self._begun += 1
+        self._batch, self._tasks, self._rows = batch, 0, 0
+        self.at("before_begin")
 
-    def at(self, step: str) -> None:
-        if step == self._step and (step == "in_recovery" or self._begun >= self._batch):
-            die()
+    def written(self, receipts: list[Receipt]) -> None:
+        self._tasks, self._rows = len(receipts), sum(receipt.rows for receipt in receipts)
+        print(
+            f"{self._pipeline} wrote batch {self._batch} with {self._rows} rows of {self._tasks} tasks",
+            flush=True,
+        )
+        self.at("after_tasks")
+
+    def at(self, step: str, rows: int | None = None) -> None:
+        if step == self.step and self._begun >= LAST_BATCH:
+            self._meet(self._rows if rows is None else rows)
+
+    def recovers(self) -> None:
+        if self.step == "in_recovery":
+            self._meet(0)
+
+    def skips(self, batch: int) -> None:
+        """The batch is executed to nowhere, and held where a task has come to the end of its rows."""
+        self._batch = batch
+        print(f"{self._pipeline} skips batch {batch}", flush=True)
+        if self.step == "in_skip":
+            self.hold_tasks()
+
+    def hold_tasks(self) -> None:
+        self.gate.close()
+        threading.Thread(target=lambda: self._meet(self.gate.await_held()), daemon=True).start()
+
+    @property
+    def holds_writers(self) -> bool:
+        return self.step == "amid_tasks" and self._begun >= LAST_BATCH
+
+    def _meet(self, rows: int) -> NoReturn:
+        DEATH.meet(
+            self._pipeline, f"{self.step} of batch {self._batch} with {rows} rows of {self._tasks} tasks"
+        )
 
 
 class MortalBook(ClaimBook):
-    """Passes by while tasks write: one of them has written, and somebody asks for a partition."""
+    """Passes by while tasks write: one of them has written to a partition, and has given no receipt."""
 
     def __init__(self, fate: Fate) -> None:
         super().__init__()
         self._fate = fate
 
-    async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool = False) -> int:
-        if self._written:
-            self._fate.at("amid_tasks")
-        return await super().take(attempt, where, keeps=keeps)
+    def give(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
+        super().give(attempt, where, next_sequence)
+        self._fate.at("amid_tasks", next_sequence)
 
 
-class MortalKafkaSink(KafkaSink):
-    """A sink that passes by the steps at which the process may die."""
+class MortalSink(TransactionalSink):
+    """A sink that passes by the steps at which the process may die: those of every target."""
 
-    def __init__(self, fate: Fate, bootstrap: str, topic: str, key: str | None) -> None:
-        super().__init__(bootstrap, topic, key=key)
-        self._fate = fate
+    _fate: Fate
 
-        self._book = MortalBook(fate)
+    async def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
+        plan = await super().begin(epoch, origin)
+        if plan is None:
+            self._fate.skips(epoch)
+        return plan
 
-    async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
-        self._fate.at("in_recovery")
-        await super()._sign(transaction, marker, owner)
-
-    async def _begin(self, place: Place) -> KafkaPlan:
-        self._fate.begun()
-        self._fate.at("before_begin")
+    async def _begin(self, place: Place) -> Any:
+        self._fate.begun(place.epoch)
         return await super()._begin(place)
 
     async def _commit(
         self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
     ) -> None:
-        self._fate.at("after_tasks")
+        self._fate.written(receipts)
         await super()._commit(marker, receipts, source_offsets)
+
+
+class MortalKafkaSink(MortalSink, KafkaSink):
+    def __init__(self, fate: Fate, bootstrap: str, topic: str, key: str | None) -> None:
+        super().__init__(bootstrap, topic, key=key)
+        self._fate = fate
+        self._book = MortalBook(fate)
+
+    async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+        self._fate.recovers()
+        await super()._sign(transaction, marker, owner)
 
     async def _stage(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
-    ) -> Cluster | None:
+    ) -> None:
         self._fate.at("before_marker")
-        return await super()._stage(transaction, marker, source_offsets)
+        await super()._stage(transaction, marker, source_offsets)
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         self._fate.at("before_end")
@@ -121,33 +228,50 @@ class MortalIntake(Intake):
 
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
         loaded = await super().load(attempt, parts)
-        self._sink._fate.at("amid_tasks")
+        self._sink._fate.at("amid_tasks", loaded.rows)
         return loaded
 
 
-class MortalSqlSink(SqlSink):
-    """The same steps in a database."""
+class HeldWriter(StagedWriter):
+    """Stages its rows, and is held before it says so."""
 
-    _fate: Fate
+    gate: Gate
+
+    async def finish(self) -> Receipt:
+        await self._flush()
+        if self.rows:
+            self.gate.hold(self.rows)
+        return await super().finish()
+
+
+class HeldPlan(StagedPlan):
+    gate: Gate
+
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        writer = super().writer(task, attempt, tasks=tasks)
+        writer.__class__ = HeldWriter
+        writer.gate = self.gate  # type: ignore[attr-defined]
+        return writer
+
+
+class MortalSqlSink(MortalSink, SqlSink):
+    """The same steps in a database."""
 
     def _new_intake(self) -> Intake:
         return MortalIntake(self)
 
+    def _staged_plan(self, place: Place) -> WriterPlan:
+        plan = super()._staged_plan(place)
+        if self._fate.holds_writers:
+            plan.__class__ = HeldPlan
+            plan.gate = self._fate.gate  # type: ignore[attr-defined]
+            self._fate.hold_tasks()
+        return plan
+
     async def _take(self, session: SqlSession, before: SinkRow) -> SinkRow:
         taken = await super()._take(session, before)
-        self._fate.at("in_recovery")
+        self._fate.recovers()
         return taken
-
-    async def _begin(self, place: Place) -> WriterPlan:
-        self._fate.begun()
-        self._fate.at("before_begin")
-        return await super()._begin(place)
-
-    async def _commit(
-        self, marker: Marker, receipts: list[Receipt], source_offsets: SourceOffsets | None
-    ) -> None:
-        self._fate.at("after_tasks")
-        await super()._commit(marker, receipts, source_offsets)
 
     async def _mark(self, session: SqlSession, marker: Marker) -> None:
         self._fate.at("before_marker")
@@ -160,19 +284,18 @@ class MortalSqlSink(SqlSink):
 
 
 class MortalPostgresSink(MortalSqlSink, PostgresSink):
-    def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
-        super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy)
+    def __init__(self, fate: Fate, table: str, strategy: str, columns: dict[str, str] | None = None) -> None:
+        super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy, columns=columns)
         self._fate = fate
 
 
 class MortalMySQLSink(MortalSqlSink, MySQLSink):
-    def __init__(self, fate: Fate, table: str, strategy: str | None = None) -> None:
+    def __init__(self, fate: Fate, table: str, strategy: str) -> None:
         super().__init__(os.environ["TEST_MYSQL"], table, strategy=strategy)
         self._fate = fate
 
 
-def read(spark: SparkSession, bootstrap: str, topic: str, per_batch: int = BATCH_RECORDS) -> DataFrame:
-    return semel.spark.read(spark, bootstrap, topic, maxOffsetsPerTrigger=per_batch)
+# What pipelines compute
 
 
 def records(df: DataFrame) -> DataFrame:
@@ -180,130 +303,127 @@ def records(df: DataFrame) -> DataFrame:
     return df.select("key", F.upper(F.col("value").cast("string")).alias("value"))
 
 
-def windows(df: DataFrame) -> DataFrame:
-    """How many records, and the sum of their values, in every 5 seconds."""
-    counted = (
-        df.withColumn("number", F.col("value").cast("string").cast("long"))
-        .withWatermark("timestamp", WATERMARK)
-        .groupBy(F.window("timestamp", "5 seconds"))
-        .agg(F.count("*").alias("count"), F.sum("number").alias("sum"))
-    )
-    start = F.col("window.start").cast("long").cast("string")
-    return counted.select(start.alias("key"), F.to_json(F.struct("count", "sum")).alias("value"))
-
-
-def joined(orders: DataFrame, payments: DataFrame) -> DataFrame:
-    """Orders with their payments, by key."""
-    left = orders.select(
-        F.col("key").alias("order_key"), F.col("value").alias("order"), F.col("timestamp").alias("ordered")
-    ).withWatermark("ordered", WATERMARK)
-    right = payments.select(
-        F.col("key").alias("payment_key"), F.col("value").alias("payment"), F.col("timestamp").alias("paid")
-    ).withWatermark("paid", WATERMARK)
-    within = "order_key = payment_key AND paid BETWEEN ordered AND ordered + INTERVAL 20 SECONDS"
-    both = left.join(right, F.expr(within))
-    value = F.concat_ws("+", F.col("order").cast("string"), F.col("payment").cast("string"))
-    return both.select(F.col("order_key").alias("key"), value.alias("value"))
-
-
-class Setting:
-    """What a pipeline is built from."""
-
-    def __init__(self, spark: SparkSession, bootstrap: str, directory: Path) -> None:
-        self.spark = spark
-        self.bootstrap = bootstrap
-        self.directory = directory
-
-    def start(self, name: str, df: DataFrame, sink: TransactionalSink) -> semel.spark.PipelineQuery:
-        pipeline = semel.spark.exactly_once(df, sink, name=name, checkpoint=self.directory / name)
-        return pipeline.start(trigger="availableNow")
-
-    def sink(self, name: str, key: str | None = "key") -> MortalKafkaSink:
-        return MortalKafkaSink(Fate(name), self.bootstrap, f"{name}-out", key)
-
-
-def start_keyed(to: Setting) -> semel.spark.PipelineQuery:
-    return to.start("keyed", records(read(to.spark, to.bootstrap, "orders")), to.sink("keyed"))
-
-
-def start_unkeyed(to: Setting) -> semel.spark.PipelineQuery:
-    return to.start("unkeyed", records(read(to.spark, to.bootstrap, "orders")), to.sink("unkeyed", None))
-
-
-def start_table(to: Setting) -> semel.spark.PipelineQuery:
-    """Into a table, from the same topic."""
-    return to.start("table", table_rows(to), MortalPostgresSink(Fate("table"), "orders"))
-
-
-def start_mysql_table(to: Setting) -> semel.spark.PipelineQuery:
-    return to.start("mysql", table_rows(to), MortalMySQLSink(Fate("mysql"), "orders"))
-
-
-def table_rows(to: Setting) -> DataFrame:
-    df = records(read(to.spark, to.bootstrap, "orders"))
+def as_table(df: DataFrame) -> DataFrame:
     return df.select(F.col("key").cast("string").alias("id"), F.col("value").alias("content"))
 
 
-def start_totals(to: Setting) -> semel.spark.PipelineQuery:
-    """Windows into a table, by way of a stage."""
-    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    sink = MortalPostgresSink(Fate("totals"), "totals", "staged")
-    return to.start("totals", windows(read_numbers(to)), sink)
+class Pipeline:
+    """What one pipeline is built from, and its way into the sink."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, directory: Path, name: str) -> None:
+        # A session of its own: settings of state differ, and pipelines start at the same time.
+        self.spark = spark.newSession()
+        self.bootstrap = bootstrap
+        self.directory = directory
+        self.name = name
+        self.fate = Fate(name, directory)
+
+    def read(self, topic: str) -> DataFrame:
+        return semel.spark.read(self.spark, self.bootstrap, topic, maxOffsetsPerTrigger=BATCH_RECORDS)
+
+    def orders(self) -> DataFrame:
+        return records(self.read("orders"))
+
+    def windows(self, state_format: int = 1) -> DataFrame:
+        keep_state(self.spark, state_format)
+        return self.held(windows(self.read("numbers")))
+
+    def join(self) -> DataFrame:
+        keep_state(self.spark, 2)
+        return self.held(joined(self.read("orders"), self.read("payments")))
+
+    def held(self, df: DataFrame) -> DataFrame:
+        """With a gate behind the state, in the life that is to end where a batch is executed to nowhere."""
+        if self.fate.step != "in_skip":
+            return df
+        return df.mapInArrow(self.fate.gate.pass_through, df.schema)
+
+    def into_topic(self, df: DataFrame, key: str | None = "key") -> semel.spark.PipelineQuery:
+        return self.start(df, MortalKafkaSink(self.fate, self.bootstrap, f"{self.name}-out", key))
+
+    def into_postgres(self, df: DataFrame, strategy: str) -> semel.spark.PipelineQuery:
+        return self.start(as_table(df), MortalPostgresSink(self.fate, self.name, strategy))
+
+    def into_mysql(self, df: DataFrame, strategy: str) -> semel.spark.PipelineQuery:
+        return self.start(as_table(df), MortalMySQLSink(self.fate, self.name, strategy))
+
+    def into_both(self, df: DataFrame) -> semel.spark.PipelineQuery:
+        """First into a topic, then into a table, whose steps are those of `<name>_table`."""
+        topic = MortalKafkaSink(self.fate, self.bootstrap, f"{self.name}-out", "key")
+        fate = Fate(f"{self.name}_table", self.directory)
+        columns = {"key": "id", "value": "content"}
+        table = MortalPostgresSink(fate, f"{self.name}_out", "direct", columns)
+        return self.start(df.withColumn("key", F.col("key").cast("string")), topic, table)
+
+    def start(self, df: DataFrame, *sinks: TransactionalSink) -> semel.spark.PipelineQuery:
+        pipeline = semel.spark.exactly_once(
+            df, sinks, name=self.name, checkpoint=self.directory / "checkpoints" / self.name
+        )
+        return pipeline.start(trigger="availableNow")
 
 
-def start_mysql_totals(to: Setting) -> semel.spark.PipelineQuery:
-    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    sink = MortalMySQLSink(Fate("mysql_totals"), "totals", "staged")
-    return to.start("mysql_totals", windows(read_numbers(to)), sink)
+def recut(to: Pipeline) -> DataFrame:
+    """With a shuffle into so many partitions, or into four, of which adaptive execution makes one."""
+    partitions = os.environ.get("TEST_PARTITIONS", "")
+    adaptive = "spark.sql.adaptive"
+    to.spark.conf.set(f"{adaptive}.enabled", "true")
+    to.spark.conf.set(f"{adaptive}.coalescePartitions.parallelismFirst", "false")
+    to.spark.conf.set(f"{adaptive}.coalescePartitions.minPartitionSize", "1")
+    to.spark.conf.set(f"{adaptive}.advisoryPartitionSizeInBytes", "1" if partitions else "64m")
+    to.spark.conf.set("spark.sql.shuffle.partitions", partitions or "4")
+    return to.orders().repartition("key")
 
 
-def read_numbers(to: Setting) -> DataFrame:
-    return read(to.spark, to.bootstrap, "numbers", BATCH_RECORDS // 2)
-
-
-def start_windows(to: Setting) -> semel.spark.PipelineQuery:
-    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "1")
-    return to.start("windows", windows(read_numbers(to)), to.sink("windows"))
-
-
-def start_windows2(to: Setting) -> semel.spark.PipelineQuery:
-    """The same with the other format of state."""
-    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "2")
-    to.spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", "true")
-    return to.start("windows2", windows(read_numbers(to)), to.sink("windows2"))
-
-
-def start_join(to: Setting) -> semel.spark.PipelineQuery:
-    to.spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
-    to.spark.conf.set(f"{STATE}.checkpointFormatVersion", "2")
-    both = joined(read(to.spark, to.bootstrap, "orders"), read(to.spark, to.bootstrap, "payments"))
-    return to.start("join", both, to.sink("join"))
-
-
-PIPELINES: dict[str, Callable[[Setting], semel.spark.PipelineQuery]] = {
-    "keyed": start_keyed,
-    "unkeyed": start_unkeyed,
-    "windows": start_windows,
-    "windows2": start_windows2,
-    "join": start_join,
-    "table": start_table,
-    "totals": start_totals,
-    "mysql": start_mysql_table,
-    "mysql_totals": start_mysql_totals,
+PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
+    "keyed": lambda to: to.into_topic(to.orders()),
+    "unkeyed": lambda to: to.into_topic(to.orders(), key=None),
+    "recut": lambda to: to.into_topic(recut(to)),
+    "windows": lambda to: to.into_topic(to.windows(state_format=1)),
+    "windows2": lambda to: to.into_topic(to.windows(state_format=2)),
+    "join": lambda to: to.into_topic(to.join()),
+    "both": lambda to: to.into_both(to.orders()),
+    "pg_orders": lambda to: to.into_postgres(to.orders(), "direct"),
+    "pg_staged_orders": lambda to: to.into_postgres(to.orders(), "staged"),
+    "pg_windows": lambda to: to.into_postgres(to.windows(), "direct"),
+    "pg_staged_windows": lambda to: to.into_postgres(to.windows(state_format=2), "staged"),
+    "pg_recut": lambda to: to.into_postgres(recut(to), "direct"),
+    "pg_staged_recut": lambda to: to.into_postgres(recut(to), "staged"),
+    "my_orders": lambda to: to.into_mysql(to.orders(), "direct"),
+    "my_staged_orders": lambda to: to.into_mysql(to.orders(), "staged"),
+    "my_windows": lambda to: to.into_mysql(to.windows(), "direct"),
+    "my_staged_windows": lambda to: to.into_mysql(to.windows(state_format=2), "staged"),
 }
 
 
+def live(spark: SparkSession, bootstrap: str, directory: Path, name: str) -> None:
+    with STARTING:
+        query = PIPELINES[name](Pipeline(spark, bootstrap, directory, name))
+        while query.isActive and query.query.status["message"] == INITIALIZING:
+            time.sleep(POLL_S)
+    query.awaitTermination()
+    assert name not in DEATH.steps, f"{name} came to its end alive"
+
+
+def live_or_end_all(*of: Any) -> None:
+    """A pipeline that fails ends the program: others may be held, and would wait for it."""
+    try:
+        live(*of)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
 def main(bootstrap: str, directory: str, *names: str) -> None:
-    settings = {"spark.sql.shuffle.partitions": os.environ.get("TEST_SHUFFLE_PARTITIONS", "2")}
-    spark = driver_session(settings=settings)
-    setting = Setting(spark, bootstrap, Path(directory))
-    running = [PIPELINES[name](setting) for name in names]
-    print("running", flush=True)
-    for query in running:
-        query.awaitTermination()
-        print(f"{query.name}: wrote {query.attempts}, skipped {query.skipped}", flush=True)
+    spark = driver_session()
+    lives = [
+        threading.Thread(target=live_or_end_all, args=(spark, bootstrap, Path(directory), name))
+        for name in names
+    ]
+    for each in lives:
+        each.start()
+    for each in lives:
+        each.join()
     print("done", flush=True)
 
 
