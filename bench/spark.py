@@ -2,7 +2,8 @@
 
     .venv/bin/python bench/spark.py                       2 million records of 200 bytes, topic to topic
     .venv/bin/python bench/spark.py --brokers semel       on one of the two brokers
-    .venv/bin/python bench/spark.py --small-batches 1000  the fixed cost of a batch
+    .venv/bin/python bench/spark.py --small-batches 1000 --rounds 1 --warm-rounds 0
+                                                          the fixed cost of a batch
 
 Each round runs every way once, warm, one after the other, on one session; `availableNow`, one batch. CPU is
 that of the driver with all processes below it and of the broker: what to trust on a busy machine.
@@ -23,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import brokers
-import psutil
-from spark_reader import PARTITIONS, TOPIC, connector_jars, cpu_s, feed, why_no_connector
+from cpu_meter import CpuMeter
+from spark_reader import PARTITIONS, TOPIC, connector_jars, feed, why_no_connector
 
 from semel.client.admin import LATEST, Admin
 from semel.client.cluster import Cluster
@@ -74,20 +75,23 @@ class Figures(NamedTuple):
 class Bench:
     """A session, a broker with a full topic, and places for outputs and checkpoints."""
 
-    def __init__(self, spark: SparkSession, broker: brokers.BrokerUnderTest, scratch: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, broker: brokers.BrokerUnderTest, scratch: Path, meter: CpuMeter
+    ) -> None:
         self.spark = spark
         self.broker = broker
         self.scratch = scratch
+        self.meter = meter
 
     def run(self, way: Way, records: int, per_batch: int | None = None) -> Figures:
         """Moves the whole topic once, to a topic of its own."""
         target = f"out-{uuid.uuid4().hex[:8]}"
         asyncio.run(create(self.broker.bootstrap, target))
-        pids = (psutil.Process().pid, self.broker.pid)
-        began, before = time.perf_counter(), sum(map(cpu_s, pids))
+        began, before = time.perf_counter(), self.meter.total_s()
         query = self.start(way, target, per_batch)
         assert query.awaitTermination(TIMEOUT_S)
-        figures = Figures(time.perf_counter() - began, sum(map(cpu_s, pids)) - before, batch_times_ms(query))
+        elapsed_s = time.perf_counter() - began
+        figures = Figures(elapsed_s, self.meter.total_s() - before, batch_times_ms(query))
         asyncio.run(check_and_delete(self.broker.bootstrap, target, records))
         return figures
 
@@ -141,10 +145,10 @@ def report(broker: str, results: dict[Way, list[Figures]], records: int) -> None
 
 
 def compare(
-    bench: Bench, ways: list[Way], rounds: int, records: int, per_batch: int | None
+    bench: Bench, ways: list[Way], rounds: range, records: int, per_batch: int | None
 ) -> dict[Way, list[Figures]]:
     results: dict[Way, list[Figures]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
+    for number in rounds:
         for way in ways:
             figures = bench.run(way, records, per_batch)
             print(
@@ -152,7 +156,7 @@ def compare(
                 file=sys.stderr,
                 flush=True,
             )
-            if number:  # the first round warms up
+            if number >= 0:
                 results[way].append(figures)
     return results
 
@@ -168,9 +172,10 @@ def on_broker(
             small = given.small_batches
             records = small * given.small_records if small else given.records
             asyncio.run(feed(broker.bootstrap, records, given.record_bytes, False, 1_000_000))
-            bench = Bench(spark, broker, Path(scratch))
             per_batch = given.small_records if small else None
-            results = compare(bench, ways, given.rounds, records, per_batch)
+            with CpuMeter() as meter:
+                bench = Bench(spark, broker, Path(scratch), meter)
+                results = compare(bench, ways, range(-given.warm_rounds, given.rounds), records, per_batch)
         finally:
             broker.stop()
     report(name, results, records)
@@ -183,6 +188,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--record-bytes", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-rounds", type=int, default=1, help="before those that count")
     parser.add_argument("--small-batches", type=int, default=0, help="so many batches, to see what one costs")
     parser.add_argument("--small-records", type=int, default=100, help="records of a small batch")
     parser.add_argument("--only", default="", help="ways whose names match this pattern")

@@ -1,7 +1,8 @@
 """Draws what `bench/spark.py` and `bench/spark_sql.py` have measured, for docs/spark.md.
 
     .venv/bin/python bench/spark.py --json bench/results/spark.json
-    .venv/bin/python bench/spark.py --small-batches 1000 --rounds 1 --json bench/results/spark_small.json
+    .venv/bin/python bench/spark.py --small-batches 1000 --rounds 1 --warm-rounds 0
+        --json bench/results/spark_small.json
     .venv/bin/python bench/spark_sql.py --json bench/results/spark_postgres.json
     .venv/bin/python bench/spark_sql.py --database mariadb --json bench/results/spark_mariadb.json
     .venv/bin/python bench/spark_plots.py

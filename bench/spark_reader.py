@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import brokers
 import numpy as np
-import psutil
+from cpu_meter import CpuMeter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 
@@ -58,22 +58,19 @@ class Figures(NamedTuple):
 async def feed(bootstrap: str, records: int, record_bytes: int, spread: bool, batch_bytes: int) -> None:
     """Fills the topic in committed transactions, half of the records into each partition."""
     chance = np.random.default_rng(1)
+    least, most = (record_bytes // 2, record_bytes * 3 // 2) if spread else (record_bytes, record_bytes)
     async with Cluster(bootstrap) as cluster:
         await Admin(cluster).create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1)
         where = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
         async with SharedTransaction(cluster, "feeder") as owner:
-            for _ in range(0, records, CHUNK_RECORDS * PARTITIONS):
+            for fed in range(0, records, CHUNK_RECORDS * PARTITIONS):
+                some = min(CHUNK_RECORDS, (records - fed) // PARTITIONS)
                 await owner.begin()
                 await owner.add_partitions(where)
                 async with SharedWriter(owner.handle()) as writer:
                     for partition in range(PARTITIONS):
-                        least, most = (
-                            (record_bytes // 2, record_bytes * 3 // 2)
-                            if spread
-                            else (record_bytes, record_bytes)
-                        )
-                        values = _column(chance.integers(least, most, CHUNK_RECORDS, endpoint=True))
-                        keys = _column(np.full(CHUNK_RECORDS, KEY_BYTES))
+                        values = _column(chance.integers(least, most, some, endpoint=True))
+                        keys = _column(np.full(some, KEY_BYTES))
                         target = writer.partition(TOPIC, partition)
                         await target.write_columns(values, keys, max_batch_bytes=batch_bytes)
                     await writer.flush()
@@ -85,22 +82,11 @@ def _column(lengths: np.ndarray) -> BinaryColumn:
     return BinaryColumn(np.random.default_rng(2).bytes(int(offsets[-1])), offsets)
 
 
-def cpu_s(pid: int) -> float:
-    """User and system time of a process and everything below it."""
-    process = psutil.Process(pid)
-    total = 0.0
-    for each in (process, *process.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
-
-
-def run(spark: SparkSession, broker: brokers.BrokerUnderTest, kind: str, connector: Connector) -> Figures:
+def run(
+    spark: SparkSession, broker: brokers.BrokerUnderTest, meter: CpuMeter, kind: str, connector: Connector
+) -> Figures:
     """Reads the whole topic once."""
-    began, spark_before, broker_before = time.perf_counter(), cpu_s(psutil.Process().pid), cpu_s(broker.pid)
+    began, all_before, broker_before = time.perf_counter(), meter.total_s(), broker.cpu_s()
     if kind == "batch":
         frame = read_batch(spark, broker.bootstrap, TOPIC, connector=connector)
         frame.select("key", "value").write.format("noop").mode("overwrite").save()
@@ -111,7 +97,26 @@ def run(spark: SparkSession, broker: brokers.BrokerUnderTest, kind: str, connect
             query = writer.option("checkpointLocation", checkpoint).start()
             assert query.awaitTermination(STREAM_TIMEOUT_S)
     elapsed_s = time.perf_counter() - began
-    return Figures(elapsed_s, cpu_s(psutil.Process().pid) - spark_before, cpu_s(broker.pid) - broker_before)
+    broker_s = broker.cpu_s() - broker_before
+    return Figures(elapsed_s, meter.total_s() - all_before - broker_s, broker_s)
+
+
+def compare(
+    spark: SparkSession,
+    broker: brokers.BrokerUnderTest,
+    meter: CpuMeter,
+    connectors: list[Connector],
+    rounds: int,
+) -> dict[tuple[str, str], list[Figures]]:
+    results: dict[tuple[str, str], list[Figures]] = {}
+    for number in range(rounds + 1):
+        for kind in ("batch", "stream"):
+            for connector in connectors:
+                figures = run(spark, broker, meter, kind, connector)
+                print(f"round {number}: {kind}, {connector}: {figures}", file=sys.stderr, flush=True)
+                if number:  # the first is for the JVM to warm up
+                    results.setdefault((kind, connector), []).append(figures)
+    return results
 
 
 def report(results: dict[tuple[str, str], list[Figures]], records: int) -> None:
@@ -149,14 +154,8 @@ def main() -> None:
             )
             print(f"{records:,} records are in {broker.name}", file=sys.stderr, flush=True)
             spark = local_session("reader", master="local[2]", jars=connector_jars(), log_level="ERROR")
-            results: dict[tuple[str, str], list[Figures]] = {}
-            for number in range(given.rounds + 1):
-                for kind in ("batch", "stream"):
-                    for connector in connectors:
-                        figures = run(spark, broker, kind, connector)
-                        print(f"round {number}: {kind}, {connector}: {figures}", file=sys.stderr, flush=True)
-                        if number:  # the first is for the JVM to warm up
-                            results.setdefault((kind, connector), []).append(figures)
+            with CpuMeter() as meter:
+                results = compare(spark, broker, meter, connectors, given.rounds)
             spark.stop()
             report(results, records)
         finally:

@@ -25,8 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import psutil
-from spark_reader import cpu_s
+from cpu_meter import CpuMeter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sinks"))
 
@@ -121,12 +120,24 @@ def write_files(spark: SparkSession, directory: Path, rows: int) -> None:
     ).write.parquet(str(directory))
 
 
-def run(spark: SparkSession, database: Database, files: Path, way: str, scratch: Path, rows: int) -> Figures:
+class Bench(NamedTuple):
+    """A session, files with so many rows, a database for them, and a place for checkpoints."""
+
+    spark: SparkSession
+    files: Path
+    rows: int
+    database: Database
+    scratch: Path
+    meter: CpuMeter
+
+
+def run(bench: Bench, way: str) -> Figures:
     """All rows once, into a table of their own."""
+    spark, database, files, scratch = bench.spark, bench.database, str(bench.files), bench.scratch
     table = f"t{uuid.uuid4().hex[:8]}"
     database.server.query(f"CREATE TABLE {table} ({COLUMNS.format(timestamp=database.timestamp)})")
-    began, before = time.perf_counter(), total_cpu_s(database)
-    stream = spark.readStream.schema(spark.read.parquet(str(files)).schema).parquet(str(files))
+    began, before = time.perf_counter(), bench.meter.total_s()
+    stream = spark.readStream.schema(spark.read.parquet(files).schema).parquet(files)
     query: Any
     if way in database.jdbc:
         writer = stream.writeStream.foreachBatch(jdbc_writer(database.jdbc[way], table))
@@ -136,18 +147,12 @@ def run(spark: SparkSession, database: Database, files: Path, way: str, scratch:
         pipeline = exactly_once(stream, database.sink(table), name=table, checkpoint=scratch / table)
         query = pipeline.start("availableNow")
     assert query.awaitTermination(TIMEOUT_S)
-    figures = Figures(time.perf_counter() - began, total_cpu_s(database) - before)
+    elapsed_s = time.perf_counter() - began
+    figures = Figures(elapsed_s, bench.meter.total_s() - before)
     ((count,),) = database.server.query(f"SELECT count(*) FROM {table}")
-    assert count == rows, f"{count} of {rows}"
+    assert count == bench.rows, f"{count} of {bench.rows}"
     database.server.query(f"DROP TABLE {table}")
     return figures
-
-
-def total_cpu_s(database: Database) -> float:
-    """Of Spark and of the server, whose processes for connections that are over count as well."""
-    ended = psutil.Process(database.server.pid).cpu_times()
-    server = cpu_s(database.server.pid) + ended.children_user + ended.children_system
-    return cpu_s(psutil.Process().pid) + server
 
 
 def jdbc_writer(options: dict[str, str], table: str) -> Callable[[DataFrame, int], None]:
@@ -161,7 +166,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--database", choices=tuple(DATABASES), default="postgres")
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-rounds", type=int, default=2, help="before those that count")
     parser.add_argument("--json", type=Path, help="write all figures there")
     given = parser.parse_args()
     spark = local_session("bench", driver_memory="2g", jars=drivers(), log_level="ERROR")
@@ -169,14 +175,15 @@ def main() -> None:
     ways = [*database.jdbc, "exactly_once"]
     results: dict[str, list[Figures]] = {way: [] for way in ways}
     try:
-        with tempfile.TemporaryDirectory(prefix="semel-bench-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="semel-bench-") as scratch, CpuMeter() as meter:
             files = Path(scratch) / "files"
             write_files(spark, files, given.rows)
-            for number in range(given.rounds + 1):
+            bench = Bench(spark, files, given.rows, database, Path(scratch), meter)
+            for number in range(-given.warm_rounds, given.rounds):
                 for way in ways:
-                    took = run(spark, database, files, way, Path(scratch), given.rows)
+                    took = run(bench, way)
                     print(f"{number} {way}: {took}", file=sys.stderr, flush=True)
-                    if number:  # the first round warms up
+                    if number >= 0:
                         results[way].append(took)
     finally:
         database.server.close()
