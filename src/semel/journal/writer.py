@@ -224,7 +224,8 @@ class JournalWriter:
     def _rest(self) -> None:
         """Wait until there is something to do; rest long enough, and claim what was written."""
         with self._mutex:
-            if self._has_offer() or self._closing or self._spare_wanted or self._deletable() is not None:
+            is_over = self._closing or self.failure is not None
+            if is_over or self._has_offer() or self._spare_wanted or self._deletable() is not None:
                 return
             self._resting = True
             claim_due = self._claim_due and self.synced == self.end

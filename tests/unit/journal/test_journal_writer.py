@@ -513,13 +513,18 @@ class GoneLoop(Waiter):
         raise RuntimeError("the loop is gone")
 
 
-def test_the_thread_ends_after_a_failure(tmp_path: Path) -> None:
+def test_the_thread_ends_after_a_failure_by_itself(tmp_path: Path) -> None:
+    """Nobody closes a writer that has failed: its thread would stay, and all that it refers to."""
     waiter = GoneLoop()
     writer = threaded_writer(tmp_path / "journal", waiter)
+    before = set(threading.enumerate())
     writer.start()
+    (thread,) = set(threading.enumerate()) - before
     writer.append([[b"one"]])
     with waiter.changed:
         assert waiter.changed.wait_for(lambda: waiter.failure is not None, 30)
+    thread.join(30)
+    assert not thread.is_alive()
     writer.close()
     with pytest.raises(StorageError, match="the loop is gone"):
         writer.append([[b"two"]])
