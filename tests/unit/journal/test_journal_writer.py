@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from journal_cases import DIRECTORY, FILE_BYTES, Life, journal_files
 
-from semel.disk import OsDisk
+from semel.disk import Disk, OsDisk
 from semel.errors import CorruptionError, StorageError
 from semel.journal import writer as journal_writer
 from semel.journal.chain import Chain
@@ -20,6 +20,8 @@ from semel.journal.generation import begin_generation
 from semel.journal.settings import JournalSettings
 from semel.journal.writer import JournalWriter
 from semel.testing.simdisk import SimDisk
+
+PATIENCE_S = 30.0
 
 
 def test_all_that_is_queued_is_one_write_and_one_sync() -> None:
@@ -434,12 +436,18 @@ class Waiter:
 
     def wait_for(self, position: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.released >= position or self.failure is not None, 30)
+            assert self.changed.wait_for(
+                lambda: self.released >= position or self.failure is not None, PATIENCE_S
+            )
         assert self.failure is None
 
+    def wait_for_failure(self) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.failure is not None, PATIENCE_S)
 
-def threaded_writer(directory: Path, waiter: Waiter) -> JournalWriter:
-    disk = OsDisk()
+
+def threaded_writer(directory: Path, waiter: Waiter, disk: Disk | None = None) -> JournalWriter:
+    disk = disk or OsDisk()
     disk.mkdir(directory)
     settings = JournalSettings(file_bytes=256 * 1024)
     generation = begin_generation(disk, directory, Chain.open(disk, directory), settings, salt=0xA11CE)
@@ -513,21 +521,31 @@ class GoneLoop(Waiter):
         raise RuntimeError("the loop is gone")
 
 
-def test_the_thread_ends_after_a_failure_by_itself(tmp_path: Path) -> None:
-    """Nobody closes a writer that has failed: its thread would stay, and all that it refers to."""
+def test_a_loop_that_is_gone_is_a_failure(tmp_path: Path) -> None:
     waiter = GoneLoop()
     writer = threaded_writer(tmp_path / "journal", waiter)
-    before = set(threading.enumerate())
     writer.start()
-    (thread,) = set(threading.enumerate()) - before
     writer.append([[b"one"]])
-    with waiter.changed:
-        assert waiter.changed.wait_for(lambda: waiter.failure is not None, 30)
-    thread.join(30)
-    assert not thread.is_alive()
+    waiter.wait_for_failure()
     writer.close()
     with pytest.raises(StorageError, match="the loop is gone"):
         writer.append([[b"two"]])
+
+
+def test_the_thread_ends_by_itself_after_a_failed_write(tmp_path: Path) -> None:
+    """Nobody closes a writer that has failed: its thread would stay, and all that it refers to."""
+    waiter = Waiter()
+    disk = SimDisk(3)
+    writer = threaded_writer(tmp_path / "journal", waiter, disk)
+    before = set(threading.enumerate())
+    writer.start()
+    (thread,) = set(threading.enumerate()) - before
+    waiter.wait_for(writer.append([[b"one"]]))
+    disk.faults.fail_next("write")
+    writer.append([[b"two"]])
+    waiter.wait_for_failure()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 CHILD = """
