@@ -6,6 +6,7 @@ they are received where they are wanted, without a copy on the way.
 """
 
 import asyncio
+import contextlib
 import hmac
 import json
 import os
@@ -112,9 +113,16 @@ class Channel:
         while rest:
             count = await self._loop.sock_recv_into(self._socket, rest)
             if not count:
-                raise ConnectionResetError("the owner closed the connection: it knows no such run")
+                raise ConnectionResetError(
+                    "the connection was closed: the owner knows no such run, or it broke"
+                )
             rest = rest[count:]
         return received
+
+    def hang_up(self) -> None:
+        """Whoever waits for the other side, here or there, learns that no more comes."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Idempotent. Not while somebody waits for it: asyncio would go on looking at the descriptor."""

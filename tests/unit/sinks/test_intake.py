@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from semel.client.metadata import Address
+from semel.sinks import service
 from semel.sinks.errors import WriteFailed
 from semel.sinks.receipts import Attempt, Place
 from semel.sinks.service import Channel
 from semel.sinks.sql.dialect import Loaded, Part
-from semel.sinks.sql.intake import Intake
+from semel.sinks.sql.intake import FRAME, Intake, IntakeService, RemoteIntake
 
+PATIENCE_S = 10.0
 ROW = Part(1, memoryview(b"row"))
 FORM: Any = object()
 
@@ -24,6 +26,10 @@ class Session:
 
     def __init__(self) -> None:
         self.answers = asyncio.Event()
+
+    async def fetch(self, statement: str) -> list[Any]:
+        await self.answers.wait()
+        return []
 
     async def load(self, form: object, parts: list[Part]) -> Loaded:
         await self.answers.wait()
@@ -52,6 +58,39 @@ async def test_what_is_cut_short_is_forgotten() -> None:
             await loading
         depths.append(len(caught.traceback))
     assert depths == depths[:1] * 3
+
+
+async def test_a_server_that_does_not_answer_a_nudge_holds_up_no_end_of_an_epoch() -> None:
+    session = Session()
+    intake = make_intake(session)
+    intake.open(Place("run", 0, 1), FORM)
+    nudging = asyncio.create_task(intake.nudge(session))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(intake.cut(), PATIENCE_S)
+    await asyncio.wait_for(nudging, PATIENCE_S)
+
+
+class DyingChannel(Channel):
+    """Has no room for what is to be sent after the first message."""
+
+    async def send(self, content: bytes | memoryview) -> None:
+        if len(content) == FRAME.size:
+            raise MemoryError("no room")
+        await super().send(content)
+
+
+async def test_a_writer_that_cannot_send_does_not_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To what has not left there is none, and the connection is in order."""
+    monkeypatch.setattr(service, "Channel", DyingChannel)
+    heard = IntakeService(make_intake(Session()))
+    way = RemoteIntake(await heard.start("127.0.0.1"))
+    try:
+        await way.load(Attempt.new(Place("run", 0, 1), 0, "0"), [ROW])
+        with pytest.raises(WriteFailed, match="could not be brought"):
+            await asyncio.wait_for(way.settle(), PATIENCE_S)
+    finally:
+        await way.close()
+        await heard.stop()
 
 
 async def test_what_waits_in_line_when_a_turn_ends_does_not_come_into_the_next() -> None:

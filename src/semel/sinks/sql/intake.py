@@ -48,7 +48,8 @@ class Intake:
         self._place: Place | None = None
         self._form: Form | None = None
         self._turn = asyncio.Lock()
-        self._loading: asyncio.Future[Loaded] | None = None
+        # What the connection is at: a load, or a nudge.
+        self._under_way: asyncio.Future[Any] | None = None
         self._loaded: dict[int, tuple[Attempt, int]] = {}
         self.failure: SinkError | None = None
 
@@ -64,14 +65,14 @@ class Intake:
             assert self._form is not None
             # From here on the transaction may hold rows of this writer, whatever becomes of the load.
             _, rows = self._loaded.setdefault(attempt.task, (attempt, 0))
-            self._loading = asyncio.ensure_future(self._load(self._form, parts))
+            loading = self._under_way = asyncio.ensure_future(self._load(self._form, parts))
             try:
-                loaded = await self._result(self._loading)
+                loaded = await self._result(loading)
             except SinkError as error:
                 self.failure = error
                 raise
             finally:
-                self._loading = None
+                self._under_way = None
             self._loaded[attempt.task] = (attempt, rows + loaded.rows)
             return loaded
 
@@ -110,10 +111,14 @@ class Intake:
     async def nudge(self, session: SqlSession) -> None:
         """Says something to the server, between loads: it ends transactions that are silent for too long."""
         async with self._turn:
-            if self._place is not None and self.failure is None:
+            if self._place is None or self.failure is not None:
+                return
+            self._under_way = asyncio.ensure_future(session.fetch("SELECT 1"))
+            try:
                 # Whether it is lost is for the next load, or the commit, to find out.
-                with contextlib.suppress(SqlFailure):
-                    await session.fetch("SELECT 1")
+                await asyncio.gather(self._under_way, return_exceptions=True)
+            finally:
+                self._under_way = None
 
     async def close(self) -> None:
         """No more is taken. A load that is under way is waited for."""
@@ -122,10 +127,10 @@ class Intake:
             pass
 
     async def cut(self) -> None:
-        """No more is taken. A load that is under way is cut short, with its connection."""
+        """No more is taken. What is under way is cut short, with its connection."""
         self._place = None
-        if self._loading is not None:
-            self._loading.cancel()
+        if self._under_way is not None:
+            self._under_way.cancel()
         async with self._turn:
             pass
 
@@ -246,7 +251,7 @@ class RemoteIntake(IntakeWay):
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.cancel()
-            await asyncio.wait({sending})
+            await asyncio.gather(sending, return_exceptions=True)
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -277,8 +282,12 @@ class RemoteIntake(IntakeWay):
 
 
 async def _send(channel: Channel, part: Part) -> None:
-    await channel.send(FRAME.pack(part.rows, len(part.content)))
-    await channel.send(part.content)
+    try:
+        await channel.send(FRAME.pack(part.rows, len(part.content)))
+        await channel.send(part.content)
+    except BaseException:
+        channel.hang_up()  # there will be no answer to wait for
+        raise
 
 
 def _cut_short() -> WriteFailed:
