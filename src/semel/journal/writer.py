@@ -26,6 +26,7 @@ header says that all before it was synced. Damage to the last acknowledged group
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from semel.disk import IOV_MAX, Buffer, Disk, write_fully
@@ -379,7 +380,8 @@ class JournalWriter:
         with self._mutex:
             self.failure = error
             self._queue.clear()
-        self._head.file.close()
+        with suppress(OSError, StorageError):  # of a file that has failed already
+            self._head.file.close()
         # With `fsync` this is `synced`. With `os` nobody was promised more than the page cache, and it still
         # has these bytes: beginning a generation copies them and checks each group, so it trusts none.
         self._on_failure(error, self.written)

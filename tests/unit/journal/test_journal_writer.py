@@ -19,7 +19,7 @@ from semel.journal.format import FILE_HEADER_BYTES, GROUP_HEADER_BYTES
 from semel.journal.generation import begin_generation
 from semel.journal.settings import JournalSettings
 from semel.journal.writer import JournalWriter
-from semel.testing.simdisk import SimDisk
+from semel.testing.simdisk import SimDisk, SimFile
 
 PATIENCE_S = 30.0
 
@@ -168,6 +168,24 @@ def test_a_failed_write_is_reported_once_and_nothing_is_tried_again(kind: str) -
     assert not life.writer.step()
     life.writer.close()
     assert disk.faults.counts == counts
+    assert len(life.failures) == 1
+
+
+class IllFile(SimFile):
+    """Cannot even be closed: on a network's file system that is when a failure shows."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise OSError(errno.EIO, "the server is gone")
+
+
+def test_a_failed_file_that_cannot_be_closed_either_is_reported_all_the_same() -> None:
+    disk = SimDisk(7)
+    life = Life(disk)
+    life.writer._head.file.__class__ = IllFile
+    disk.faults.fail_next("sync")
+    life.write(b"lost")
     assert len(life.failures) == 1
 
 
