@@ -1,10 +1,10 @@
 """What runs in the tasks of Spark: a task's rows become a receipt, or the error that spoils the epoch.
 
 An error of the sink travels as a value, so that the owner knows its class and Spark does not try the task
-again. So does whatever else a writer raises: it is a defect, and another try would hide it behind its own
-refusal. Where each output may be written by one attempt only (Kafka), a later attempt sends nothing. It reads
-its input to the end first: if it was the user's code that failed the first attempt, it fails again there,
-and that is the error to be shown.
+again. So does whatever else a writer raises: another try at the task would hide it behind its own refusal,
+and whether another try at the epoch would meet it again nobody knows. Where each output may be written by one
+attempt only (Kafka), a later attempt sends nothing. It reads its input to the end first: if it was the user's
+code that failed the first attempt, it fails again there, and that is the error to be shown.
 
 Executors import this module, and with it `semel.sinks`, `semel.client` and `semel.wire` alone.
 """
@@ -24,9 +24,6 @@ from semel.sinks.receipts import Receipt
 from semel.sinks.sink import WriterPlan
 
 T = TypeVar("T")
-
-# A RuntimeError of Python's, on a machine that has no room for more.
-NO_THREADS: Final = "can't start new thread"
 
 OUTCOME_COLUMN: Final = "outcome"
 OUTCOME_SCHEMA: Final = f"{OUTCOME_COLUMN} binary"
@@ -66,8 +63,10 @@ class WriteTask:
         except SinkError as error:
             return error
         finally:
-            thread.run(writer.cancel())
-            thread.close()
+            try:
+                thread.run(writer.cancel())
+            finally:
+                thread.close()
 
     def _refuse(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> WriteFailed:
         for _ in batches:
@@ -86,5 +85,4 @@ def _run(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
         raise
     except Exception as error:
         where = "".join(traceback.format_exception(error))
-        may_pass = isinstance(error, MemoryError | OSError) or NO_THREADS in str(error)
-        raise WriteFailed(f"a writer failed unexpectedly:\n{where}", is_permanent=not may_pass) from None
+        raise WriteFailed(f"a writer failed unexpectedly:\n{where}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,6 @@ from semel.sinks.tasks import WriteTask
 from semel.spark import epochs
 from semel.spark.epochs import EpochRunner
 
-DEFECT = KeyError("so")
 ONE_ROW = pa.RecordBatch.from_pydict({"value": ["v"]})
 # Between six attempts.
 WAITS_S = [0.5, 1, 2, 4, 8]
@@ -131,13 +131,12 @@ def test_what_would_fail_again_is_not_tried_again(run_batch: Any) -> None:
 class BrokenWriter(Writer):
     """Raises where it is told to."""
 
-    def __init__(self, where: str, error: Exception) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._error = error
 
     def _pass(self, where: str) -> None:
         if where == self._where:
-            raise self._error
+            raise KeyError("so")
 
     async def write(self, rows: Rows) -> None:
         self._pass("write")
@@ -147,16 +146,15 @@ class BrokenWriter(Writer):
         return Receipt(Place("run", 0, 0), 0, "0", 0, 0)
 
     async def cancel(self) -> None:
-        pass
+        self._pass("cancel")
 
 
 class BrokenPlan(WriterPlan):
-    def __init__(self, where: str, error: Exception) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._error = error
 
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
-        return BrokenWriter(self._where, self._error)
+        return BrokenWriter(self._where)
 
 
 @pytest.fixture
@@ -165,24 +163,26 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TaskContext", SimpleNamespace(get=lambda: SimpleNamespace(**numbers)))
 
 
-def outcome_of(where: str, batches: Iterator[pa.RecordBatch], error: Exception = DEFECT) -> Any:
-    task = WriteTask(BrokenPlan(where, error), 1, is_once=True, grace_s=0.0)
+def outcome_of(where: str, batches: Iterator[pa.RecordBatch]) -> Any:
+    task = WriteTask(BrokenPlan(where), 1, is_once=True, grace_s=0.0)
     (outcome,) = task.run(batches)
     return pickle.loads(outcome.column(0)[0].as_py())
 
 
 @pytest.mark.usefixtures("in_a_task")
 @pytest.mark.parametrize("where", ["write", "finish"])
-def test_a_defect_of_a_writer_is_shown_and_not_hidden_behind_another_try(where: str) -> None:
+def test_a_defect_of_a_writer_is_shown_and_not_hidden_behind_another_try_at_its_task(where: str) -> None:
     outcome = outcome_of(where, iter([ONE_ROW]))
-    assert isinstance(outcome, WriteFailed) and outcome.is_permanent
+    assert isinstance(outcome, WriteFailed) and not outcome.is_permanent
     assert "KeyError: 'so'" in str(outcome)
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_what_may_pass_on_another_machine_is_tried_again() -> None:
-    outcome = outcome_of("write", iter([ONE_ROW]), pa.ArrowMemoryError("no room"))
-    assert isinstance(outcome, WriteFailed) and not outcome.is_permanent
+def test_a_task_leaves_no_thread_behind_however_its_writer_ends() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(KeyError, match="so"):
+        outcome_of("cancel", iter([ONE_ROW]))
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.usefixtures("in_a_task")
