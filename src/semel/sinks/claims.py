@@ -13,7 +13,8 @@ So a writer takes a partition from the owner before it sends to it. Rules:
 - What comes from another run or epoch is refused and spoils nothing: it is a zombie's, and whatever it sends
   is refused by the broker.
 - What was given back must be covered by the receipts, task by task: otherwise the epoch is not committed.
-- How many partitions a topic has, the owner tells, so that all writers of a run put a key in the same place.
+- How many partitions a topic has, the owner tells, so that all writers of an epoch put a key in the same
+  place.
 
 A spoiled epoch is aborted and run again under another producer epoch, where nothing of the old one arrives.
 
@@ -192,7 +193,7 @@ class Claims(ABC):
 
     @abstractmethod
     async def shape(self, attempt: Attempt, topic: str) -> Shape | None:
-        """The topic as the owner has found it, the same for all writers of a run. None: there is none."""
+        """The topic as the owner has found it, the same for all writers of an epoch. None: there is none."""
 
     @abstractmethod
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:

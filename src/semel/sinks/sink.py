@@ -69,12 +69,13 @@ MAX_SINK_ID_CHARACTERS: Final = 200
 class SourceOffsets:
     """How far an epoch has read its source: the next offset, by topic and partition.
 
-    `connection` is how the source is reached, which may take other credentials than the sink's.
+    `connection` is how the source is reached, which may take other credentials than the sink's. None: it
+    cannot be reached from here, unless it is where the sink is.
     """
 
     bootstrap: str
     offsets: Mapping[str, Mapping[int, int]]
-    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    connection: ConnectionOptions | None = field(default_factory=ConnectionOptions)
 
 
 class State(Enum):

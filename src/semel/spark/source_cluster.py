@@ -1,7 +1,8 @@
 """The cluster that a query reads from: its offsets are committed there, for tools that show lag."""
 
+import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from semel.client.connection import ConnectionOptions
 from semel.errors import ConfigError
@@ -12,11 +13,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+LOGGER: Final = logging.getLogger(__name__)
+
+
 class SourceCluster(NamedTuple):
-    """Where it is, and how it is reached."""
+    """Where it is, and how it is reached: None where only Java can (its key stores)."""
 
     bootstrap: str
-    connection: ConnectionOptions
+    connection: ConnectionOptions | None
 
 
 def cluster_of(df: "DataFrame") -> SourceCluster | None:
@@ -32,8 +36,14 @@ def one_cluster(options: Sequence[Mapping[str, str]]) -> SourceCluster | None:
         return None
     try:
         tls, sasl = read_security(options[0])
-    except ConfigError:
-        return None  # Java's key stores, which Spark's own source can read and we cannot
+    except ConfigError as error:
+        LOGGER.warning(
+            "offsets are not committed at the source, %s, unless the sink is there, too. Only tools that "
+            "show lag look at them: %s",
+            bootstrap,
+            error,
+        )
+        return SourceCluster(bootstrap, None)
     return SourceCluster(bootstrap, ConnectionOptions(tls=tls, sasl=sasl))
 
 

@@ -22,7 +22,7 @@ from semel.client.cluster import UNKNOWN_TOPIC_PATIENCE_MS
 from semel.client.connection import ConnectionOptions
 from semel.client.security import PLAIN, Sasl
 from semel.errors import ConfigError
-from semel.sinks.errors import AbortFailed, FencedOut, InitFailed, SinkError
+from semel.sinks.errors import AbortFailed, BeginFailed, CommitFailed, FencedOut, InitFailed, SinkError
 from semel.sinks.kafka import KafkaSink, source_group
 from semel.sinks.kafka.source_group import PATIENCE_S
 from semel.sinks.settings import OnBadRow, SinkSettings
@@ -40,6 +40,11 @@ from semel.wire.messages.offset_fetch import (
 )
 from semel.wire.messages.sasl_authenticate import SaslAuthenticateResponse
 from semel.wire.messages.sasl_handshake import SaslHandshakeResponse
+from semel.wire.messages.txn_offset_commit import (
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
 
 
 @pytest.fixture
@@ -140,6 +145,25 @@ def test_a_topic_that_was_just_made_is_waited_for(broker: FakeBroker) -> None:
     asyncio.run(open_amid())
 
 
+async def test_a_coordinator_that_has_not_heard_of_the_topic_yet_is_not_to_blame_for_wrong_settings() -> None:
+    """It was found: on a cluster, metadata is not everywhere at once."""
+    async with FakeBroker({"out": 1}) as broker:
+        broker.misbehave(ApiKey.TXN_OFFSET_COMMIT, *[unknown_topic] * 1_000)
+        with pytest.raises(InitFailed) as raised:
+            await KafkaSink(broker.bootstrap, "out").open("s")
+        assert not raised.value.is_permanent
+
+
+def unknown_topic(broker: FakeBroker, request: Any) -> TxnOffsetCommitResponse:
+    return refused_offsets(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def refused_offsets(request: Any, code: int) -> TxnOffsetCommitResponse:
+    (topic,) = request.topics
+    answers = [TxnOffsetCommitResponsePartition(each.partition_index, code) for each in topic.partitions]
+    return TxnOffsetCommitResponse(topics=[TxnOffsetCommitResponseTopic(topic.name, answers)])
+
+
 # Fenced, or late
 
 
@@ -175,6 +199,21 @@ async def test_an_owner_whose_abort_is_refused_comes_back_only_if_the_marker_is_
             await sink.abort(0)
 
 
+async def test_an_epoch_that_takes_too_long_twice_is_not_begun_a_third_time() -> None:
+    """Each attempt holds up readers for as long as its transaction may be open."""
+    async with (
+        FakeBroker({"out": 1}) as broker,
+        KafkaSink(broker.bootstrap, "out", transaction_timeout=0.05) as sink,
+    ):
+        await sink.open("s")
+        for attempt in range(2):
+            assert await sink.begin(0) is not None, attempt
+            await asyncio.sleep(sink.transaction_timeout)
+            await sink.abort(0)
+        with pytest.raises(BeginFailed, match=r"epoch 0 .* took too long 2 times.*maxOffsetsPerTrigger"):
+            await sink.begin(0)
+
+
 # Rows that name topics
 
 
@@ -197,14 +236,43 @@ async def test_a_row_for_a_topic_that_cannot_be_is_a_bad_row_though_its_name_is_
             await sink.commit(0, [receipt])
 
 
+async def test_a_topic_that_is_not_there_is_looked_for_once_an_epoch() -> None:
+    settings = SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER, max_buffered=1)
+    async with (
+        FakeBroker({"out": 1, "dead": 1}) as broker,
+        KafkaSink(
+            broker.bootstrap, "out", topic_column="topic", dead_letter_topic="dead", settings=settings
+        ) as sink,
+    ):
+        await sink.open("s")
+        plan = await sink.begin(0)
+        assert plan is not None
+        receipts = []
+        asked = []
+        for task in range(2):
+            writer = plan.writer(task, tasks=2)
+            for _ in range(2):
+                await writer.write([{"key": b"k", "value": b"v", "topic": "nowhere"}])
+                asked.append(times_asked(broker, "nowhere"))
+            receipts.append(await writer.finish())
+        assert len(set(asked)) == 1
+        await sink.commit(0, receipts)
+
+
+def times_asked(broker: FakeBroker, topic: str) -> int:
+    return sum(
+        each.name == topic for request in broker.seen(ApiKey.METADATA) for each in request.topics or ()
+    )
+
+
 # The source
 
 
 class SourceBroker(FakeBroker):
     """Another cluster, that takes offsets of groups."""
 
-    def __init__(self) -> None:
-        super().__init__({"in": 1})
+    def __init__(self, topics: dict[str, int] | None = None) -> None:
+        super().__init__(topics or {"in": 1})
         self.versions[ApiKey.OFFSET_COMMIT] = (2, 8)
         self.committed: list[int] = []
 
@@ -258,6 +326,40 @@ async def test_a_source_on_another_cluster_never_sees_the_secrets_of_the_sink(so
     assert source.committed == [10]
 
 
+@pytest.mark.parametrize("code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+async def test_offsets_that_the_sink_may_not_commit_cost_an_attempt_and_are_committed_by_themselves(
+    code: ErrorCode,
+) -> None:
+    """Source and sink are one cluster, and not of one mind."""
+
+    def refuse(broker: FakeBroker, request: Any) -> Answer:
+        return refused_offsets(request, code) if request.topics[0].name == "in" else broker.handle(request)
+
+    async with SourceBroker({"in": 1, "out": 1}) as broker, KafkaSink(broker.bootstrap, "out") as sink:
+        await sink.open("s")
+        broker.misbehave(ApiKey.TXN_OFFSET_COMMIT, *[refuse] * 1_000)
+        with pytest.raises(CommitFailed):
+            await commit_epoch(sink, 0, broker)
+        await sink.abort(0)
+        for epoch in range(3):
+            await commit_epoch(sink, epoch, broker)
+        assert sink.tracker.last_committed == 2
+    assert broker.committed == [10, 11, 12]
+
+
+async def test_offsets_of_a_source_that_only_java_can_reach_go_where_the_sink_goes(
+    source: SourceBroker,
+) -> None:
+    async with FakeBroker({"in": 1, "out": 1}) as broker, KafkaSink(broker.bootstrap, "out") as sink:
+        await sink.open("s")
+        for epoch, where in enumerate((broker, source)):
+            await sink.begin(epoch)
+            await sink.commit(epoch, [], SourceOffsets(where.bootstrap, {"in": {0: epoch + 10}}, None))
+        assert sink.tracker.last_committed == 1
+        assert broker.offsets["in", 0] == 10
+    assert source.requests == []
+
+
 async def test_which_cluster_the_source_is_on_is_asked_once_and_over_one_connection(
     source: SourceBroker,
 ) -> None:
@@ -287,6 +389,22 @@ async def test_a_source_that_is_far_away_is_reached_while_commits_go_on(source: 
         await sink._source._working
         await commit_epoch(sink, 10, source)
     assert source.committed == [20]
+
+
+async def test_a_slow_source_gets_the_newest_offsets_when_it_is_ready_also_at_the_end(
+    source: SourceBroker,
+) -> None:
+    def be_slow(broker: FakeBroker, request: Any) -> Answer:
+        time.sleep(1.2 * PATIENCE_S)
+        return broker.handle(request)
+
+    async with FakeBroker({"out": 1}) as broker, KafkaSink(broker.bootstrap, "out") as sink:
+        await sink.open("s")
+        await commit_epoch(sink, 0, source)
+        source.misbehave(ApiKey.OFFSET_COMMIT, be_slow)
+        for epoch in range(1, 5):
+            await commit_epoch(sink, epoch, source)
+    assert source.committed == [10, 11, 14]
 
 
 @pytest.mark.parametrize("api", [ApiKey.METADATA, ApiKey.OFFSET_COMMIT])

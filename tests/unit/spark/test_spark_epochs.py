@@ -107,7 +107,7 @@ def test_the_sources_cluster_is_reached_as_the_source_reaches_it() -> None:
     assert found is not None and found.connection.tls is not None
     assert found.connection.sasl == Sasl("ada", "secret", "PLAIN")
     key_store = {**options, "kafka.ssl.truststore.location": "trust.jks"}
-    assert one_cluster([key_store]) is None, "only Java reads that"
+    assert one_cluster([key_store]) == SourceCluster("a:1", None), "only Java reads that"
 
 
 def test_the_first_sink_has_the_pipelines_name_so_that_others_may_be_added() -> None:

@@ -54,6 +54,8 @@ from semel.wire.errors import ErrorCode
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
+# Attempts at an epoch that may take longer than its transaction: each of them holds up readers for as long.
+MAX_OVERLONG_ATTEMPTS: Final = 2
 
 # What a broker answers to settings that somebody has to mend: there, or here.
 WRONG_SETTINGS: Final = frozenset(
@@ -115,7 +117,9 @@ class KafkaSink(TransactionalSink):
         self._markers = MarkerStore("", topic)
         self._source: SourceGroup | None = None
         self._begun_at = 0.0
-        self._shapes: dict[str, TopicShape] = {}
+        self._overlong_attempts = 0
+        # None: there is no such topic.
+        self._shapes: dict[str, TopicShape | None] = {}
 
     @property
     def partition_count(self) -> int:
@@ -131,6 +135,7 @@ class KafkaSink(TransactionalSink):
         check_sink_id(self.sink_id)
         await self._close()
         self._owner = owner
+        self._overlong_attempts = 0
         self._markers = MarkerStore(self.sink_id, self.topic)
         try:
             return await self._take(owner)
@@ -188,7 +193,7 @@ class KafkaSink(TransactionalSink):
             connection=self.connection,
             transaction_timeout_ms=round(self.transaction_timeout * 1000),
             max_buffered=self.settings.max_buffered,
-            topics=dict(self._shapes),
+            topics={topic: shape for topic, shape in self._shapes.items() if shape is not None},
         )
 
     @property
@@ -208,11 +213,9 @@ class KafkaSink(TransactionalSink):
         if topic not in self._shapes:
             assert self._cluster is not None
             found = await find_shape(self._cluster, topic)
-            if found is None:
-                return None
             self._shapes.setdefault(topic, found)  # another may have asked meanwhile
         shape = self._shapes[topic]
-        return shape.partition_count, shape.max_batch_bytes
+        return None if shape is None else (shape.partition_count, shape.max_batch_bytes)
 
     async def _warn_unless_verified(self, admin: Admin) -> None:
         """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
@@ -263,6 +266,11 @@ class KafkaSink(TransactionalSink):
 
     async def _begin(self, place: Place) -> KafkaPlan:
         transaction = self._require_transaction()
+        if self._overlong_attempts == MAX_OVERLONG_ATTEMPTS:
+            raise BeginFailed(
+                f"epoch {place.epoch} of sink {self.sink_id!r} took too long {MAX_OVERLONG_ATTEMPTS} times: "
+                f"{self._longest}"
+            )
         await self._count_again()
         try:
             await transaction.begin()
@@ -290,10 +298,10 @@ class KafkaSink(TransactionalSink):
         self._book.check_covered(receipts)
         self._book.close()
         source = await self._source_of(source_offsets)
-        is_ours = source is not None and await source.is_ours()
+        joins = source is not None and await source.joins()
         try:
             async with asyncio.timeout(self.settings.commit_timeout):
-                await self._stage(transaction, marker, source_offsets if is_ours else None)
+                await self._stage(transaction, marker, source_offsets if joins else None)
         except TimeoutError as error:
             raise CommitFailed(
                 f"the marker of epoch {marker.epoch} of sink {self.sink_id!r} was not accepted within "
@@ -306,6 +314,7 @@ class KafkaSink(TransactionalSink):
                 f"epoch {marker.epoch} of sink {self.sink_id!r} was not committed: {error}"
             ) from error
         await self._end(transaction, marker.epoch)
+        self._overlong_attempts = 0
         if source is not None and source_offsets is not None:
             await source.commit(as_committed(source_offsets))
 
@@ -330,7 +339,12 @@ class KafkaSink(TransactionalSink):
         assert self._owner is not None
         await self._markers.put(transaction, marker, self._owner)
         if source_offsets is not None:
-            await transaction.commit_offsets(GroupMetadata(self.sink_id), as_committed(source_offsets))
+            assert self._source is not None
+            try:
+                await transaction.commit_offsets(GroupMetadata(self.sink_id), as_committed(source_offsets))
+            except AbortableError as error:
+                self._source.part(error)
+                raise
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         """From here on the epoch may be committed, so nothing says that it is not, unless the broker does."""
@@ -356,6 +370,7 @@ class KafkaSink(TransactionalSink):
 
     async def _abort(self) -> None:
         self._book.close()
+        self._overlong_attempts += self._why_timed_out() is not None
         try:
             await self._require_transaction().abort()
         except FencedError as error:
@@ -411,8 +426,15 @@ class KafkaSink(TransactionalSink):
             return None
         return (
             f"the transaction of sink {self.sink_id!r} was open for {open_for_s:.0f} s, and the broker has "
-            f"aborted it: transaction_timeout is {self.transaction_timeout:g} s. Raise it (up to the "
-            "broker's transaction.max.timeout.ms), or make epochs smaller (Spark: maxOffsetsPerTrigger)"
+            f"aborted it: {self._longest}"
+        )
+
+    @property
+    def _longest(self) -> str:
+        """How long an epoch may take, and what to do about it."""
+        return (
+            f"transaction_timeout is {self.transaction_timeout:g} s. Raise it (up to the broker's "
+            "transaction.max.timeout.ms), or make epochs smaller (Spark: maxOffsetsPerTrigger)"
         )
 
     async def _fenced_out(self, error: FencedError) -> FencedOut:
@@ -440,6 +462,8 @@ def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, Committe
 
 
 def _is_wrong_setting(error: BaseException) -> bool:
+    if isinstance(error, AbortableError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return False  # the topic was found, and the coordinator has not heard of it yet
     if isinstance(error, BrokerError):
         return error.code in WRONG_SETTINGS
     return isinstance(error, ConfigError)

@@ -1,14 +1,17 @@
-"""The group of a sink at its source, where the source is another cluster: for tools that show lag.
+"""The group of a sink at its source: for tools that show lag. Nothing depends on its offsets.
 
-Nothing depends on these offsets. So a source that does not answer holds up a commit for a moment and never
-fails it. One that is far away is waited for in the background, where it is not asked for more meanwhile; one
-that fails is left alone for a while. It is asked with its own credentials, never with the sink's.
+Where source and sink are one cluster, they join the sink's transaction. If they are not taken there (the sink
+may not read the topic, or it is gone) that costs the epoch one attempt: from then on they are committed as to
+another cluster.
+
+That is afterwards, and with the source's own credentials, never with the sink's. A source that does not
+answer holds up a commit for a moment and never fails it. One that is far away is waited for in the
+background, and gets the newest offsets next; one that fails is left alone for a while.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final, TypeAlias
 
 from semel.client.cluster import Cluster
@@ -36,26 +39,42 @@ class SourceGroup:
         self._connection = source.connection
         self._group = GroupMetadata(group_id)
         self._home_id = home_id
-        self._is_ours = True if source.bootstrap == home.bootstrap else None
+        self._joins = True if source.bootstrap == home.bootstrap else None
         self._cluster: Cluster | None = None
         self._working: asyncio.Task[None] | None = None
+        self._newest: dict[TopicPartition, CommittedOffset] = {}
         self._rests_until = 0.0
 
-    async def is_ours(self) -> bool:
-        """Whether source and sink are one cluster: asked until it is known. Who is silent is another."""
-        if self._is_ours is None:
+    async def joins(self) -> bool:
+        """Whether its offsets join the sink's transaction: where source and sink are one cluster.
+
+        Asked until it is known. Who is silent is another.
+        """
+        if self._joins is None:
             await self._attend(self._ask)
-        return self._is_ours is True
+        return self._joins is True
+
+    def part(self, error: SemelError) -> None:
+        """Its offsets were not taken in the sink's transaction."""
+        self._joins = False
+        LOGGER.warning(
+            "the offsets of group %r are not taken in the transaction of its sink, and are committed after "
+            "it from now on. Only tools that show lag look at them: %s",
+            self._group.group_id,
+            error,
+        )
 
     async def commit(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
-        """Commits them if the source is another cluster, and answers."""
-        if self._is_ours is False:
-            await self._attend(partial(commit_offsets, group=self._group, offsets=offsets))
+        """Commits them if they do not join the transaction, and if the source answers."""
+        if self._joins is False:
+            self._newest = offsets
+            await self._attend(self._commit_newest)
 
     async def close(self) -> None:
-        """Idempotent."""
+        """What is on its way is waited for, a moment. Idempotent."""
         if self._working is not None:
             working, self._working = self._working, None
+            await asyncio.wait({working}, timeout=PATIENCE_S)
             working.cancel()
             await asyncio.wait({working})
         await self._hang_up()
@@ -66,14 +85,23 @@ class SourceGroup:
             await cluster.close()
 
     async def _ask(self, cluster: Cluster) -> None:
-        self._is_ours = (await cluster.connect()).cluster_id == self._home_id
-        if self._is_ours:
+        self._joins = (await cluster.connect()).cluster_id == self._home_id
+        if self._joins:
             await self._hang_up()
+
+    async def _commit_newest(self, cluster: Cluster) -> None:
+        """And those that have come meanwhile."""
+        while self._newest:
+            offsets = self._newest
+            await commit_offsets(cluster, self._group, offsets)
+            if self._newest is offsets:
+                self._newest = {}
 
     async def _attend(self, work: Work) -> None:
         """Not for longer than a moment, and not at all while something else is under way."""
         is_busy = self._working is not None and not self._working.done()
-        if is_busy or asyncio.get_running_loop().time() < self._rests_until:
+        is_resting = asyncio.get_running_loop().time() < self._rests_until
+        if is_busy or is_resting or self._connection is None:
             return
         self._working = asyncio.create_task(self._try(work))
         await asyncio.wait({self._working}, timeout=PATIENCE_S)

@@ -133,7 +133,7 @@ class KafkaWriter(Writer):
         self._unflushed_rows = 0
         self._rows_taken = 0
         self._next_own = 0
-        self._shapes = dict(plan.settings.topics)
+        self._shapes: dict[str, TopicShape | None] = {**plan.settings.topics}
         self._dead_letters = 0
         self._is_over = False
 
@@ -299,9 +299,7 @@ class KafkaWriter(Writer):
             return None  # there can be none, and brokers hang up on who asks for very long ones
         if topic not in self._shapes:
             told = await self._claims.shape(self._claimant, topic)
-            if told is None:
-                return None
-            self._shapes[topic] = TopicShape(*told)
+            self._shapes[topic] = None if told is None else TopicShape(*told)
         return self._shapes[topic]
 
     def _targets(
