@@ -102,6 +102,16 @@ def is_staged_in_postgres(server: PostgresServer, writers: int) -> bool:
     return is_written and not _count(server.query(writing))
 
 
+def is_staged_in_mariadb(server: MariaDBServer, writers: int) -> bool:
+    """So many writers have staged rows, each of them in a transaction that is committed."""
+    stages = server.query(
+        "SELECT table_name FROM information_schema.tables "
+        f"WHERE table_schema = DATABASE() AND table_name LIKE '{STAGE_PREFIX}%'"
+    )
+    staged = [server.query(f"SELECT count(DISTINCT {WRITER_COLUMN}) FROM `{stage}`") for (stage,) in stages]
+    return sum(rows[0][0] for rows in staged) == writers
+
+
 def is_open_in_mariadb(server: MariaDBServer) -> bool:
     return _count(
         server.query("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_rows_modified > 0")

@@ -31,7 +31,7 @@ from semel.client.producer import Producer
 from semel.client.transactional_producer import TransactionalProducer
 from semel.errors import ConfigError
 from semel.spark.java import find_java
-from semel.spark.session import local_session
+from semel.spark.session import LOOPBACK, local_session
 from semel.wire.records import Headers, Record
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ TEST_SETTINGS: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.memory": "512m",
+    # Wherever executors are, they are on this machine.
+    "spark.driver.host": LOOPBACK,
+    "spark.driver.bindAddress": LOOPBACK,
     # No trace of a run in the checkout.
     "spark.sql.warehouse.dir": "/tmp/semel-spark-warehouse",
 }

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import pyspark
 from broker_process import free_port
@@ -26,10 +26,11 @@ POLL_S: Final = 0.1
 
 
 class StandaloneCluster:
-    """Two workers with a core each, that run until `kill`."""
+    """A master and two workers with so many cores each; a context, in which they run."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, cores: int = 1) -> None:
         self._directory = directory
+        self._cores = cores
         self._port = free_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         directory.mkdir(parents=True)
@@ -38,22 +39,30 @@ class StandaloneCluster:
     def url(self) -> str:
         return f"spark://{MASTER_HOST}:{self._port}"
 
-    def start(self) -> StandaloneCluster:
-        """Returns when the master listens; a driver waits for the workers to join it."""
+    def __enter__(self) -> Self:
+        """Once the master listens; a driver waits for the workers to join it."""
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_all(self) -> None:
         self._start("master.Master", "--host", MASTER_HOST, "--port", str(self._port))
         self._await_master()
         for host in WORKER_HOSTS:
             work = self._directory / f"work-{host}"
-            room = ("--cores", "1", "--memory", "1g", "--work-dir", str(work))
+            room = ("--cores", str(self._cores), "--memory", "1g", "--work-dir", str(work))
             self._start("worker.Worker", "--host", host, *room, self.url)
-        return self
 
-    def kill(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Executors end when their workers do."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.wait(START_TIMEOUT_S)
+        print(f"--- log of the cluster ---\n{self.log[-6000:]}")
 
     @property
     def log(self) -> str:

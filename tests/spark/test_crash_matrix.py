@@ -2,8 +2,10 @@
 
 Each test is a chain of lives of one program (`pipelines/crashing.py`) that runs several pipelines. A life
 finishes what the one before left behind, and dies when every pipeline has come to a step of its own; the
-steps go round, so that in the end each pipeline has died at each of them. The first life dies in batch 0, the
-last one reads to the end. What is in the targets is then compared with the input, by content.
+steps go round, so that in the end each pipeline has died at each of them. Every other life takes its JVM and
+its workers along, as where a machine loses power; those of the others go on until they notice. The first life
+dies in batch 0, the last one reads to the end. What is in the targets is then compared with the input, by
+content.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,7 +21,8 @@ import pytest
 from broker_process import BrokerProcess
 from crash_cases import ORDERS, check, feed, own_kafka  # noqa: F401
 from kafka_process import KafkaProcess
-from spark_cases import StartDriver, committed_records, create_topic
+from spark_cases import DriverProcess, StartDriver, committed_records, create_topic
+from standalone_cluster import StandaloneCluster
 
 from semel.testing.postgres_server import PostgresServer
 
@@ -52,20 +56,35 @@ FOLLOWING: Final = ("in_recovery", "in_skip")
 WITH_ROWS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", "after_end")
 # Those of windows are not the second: nothing comes of a window in batch 0, and so nobody is met amid tasks.
 INTO_TOPICS: Final = ("windows", "keyed", "unkeyed", "windows2", "recut", "join")
-# Both databases and both strategies, with and without state.
+# Both databases and both strategies, with and without state; the others are all that is left.
 INTO_TABLES: Final = (
     "pg_windows",
     "my_orders",
-    "pg_orders",
+    "my_join",
     "pg_recut",
     "pg_staged_recut",
     "my_staged_windows",
 )
-INTO_MORE_TABLES: Final = ("my_windows", "pg_staged_orders", "my_staged_orders", "pg_staged_windows")
+INTO_OTHERS: Final = ("my_windows", "pg_orders", "pg_join", "my_recut", "my_staged_recut", "pg_windows2")
+INTO_STAGES: Final = (
+    "pg_staged_windows",
+    "pg_staged_orders",
+    "pg_staged_join",
+    "my_staged_orders",
+    "my_staged_join",
+    "my_windows2",
+)
+# With rows in the target, committed, and on their way: where the steps themselves are not the question.
+FEW_STEPS: Final = ("before_end", "after_end", "amid_tasks")
+ON_A_CLUSTER: Final = ("windows2", "join", "keyed")
+CLUSTER_CORES: Final = 3
+BY_SPARK: Final = ("by_spark_keyed", "by_spark_windows")
 STATEFUL: Final = ("windows", "join")
 # Into how many partitions `recut` shuffles, or into as few as will do. Of three, as there may be a life
 # without a batch between that in which one died and that in which it is replayed.
 CUTS: Final = ("", "2", "3")
+# What a driver says when everyone is where they are to die.
+DYING: Final = "dying"
 # Spark gives a worker ten seconds to start.
 TOO_SLOW: Final = "Python worker failed to connect back"
 MAX_EARLY_ENDS: Final = 4
@@ -85,16 +104,16 @@ MET: Final = re.compile(r"^(\w+) at (\w+) of batch (-?\d+) with (\d+) rows of (\
 WROTE: Final = re.compile(r"^(\w+) wrote batch (\d+) with \d+ rows of (\d+) tasks$", re.MULTILINE)
 
 
-def lives_of(pipelines: Sequence[str]) -> list[dict[str, str]]:
+def lives_of(pipelines: Sequence[str], steps: Sequence[str] = STEPS) -> list[dict[str, str]]:
     """Who dies where, life for life: everyone at every step, and no two at the same, as far as that goes."""
-    starts = [place for place, step in enumerate(STEPS) if step not in FOLLOWING]
+    starts = [place for place, step in enumerate(steps) if step not in FOLLOWING]
     assert len(pipelines) <= len(starts)
     return [
         {
-            pipeline: step_of(pipeline, STEPS[(start + life) % len(STEPS)])
+            pipeline: step_of(pipeline, steps[(start + life) % len(steps)])
             for pipeline, start in zip(pipelines, starts, strict=False)
         }
-        for life in range(len(STEPS))
+        for life in range(len(steps))
     ]
 
 
@@ -113,9 +132,11 @@ class Chain:
         bootstrap: str,
         directory: Path,
         pipelines: Sequence[str],
+        master: str = MASTER,
         **environment: str,
     ) -> None:
         self._start_driver = start_driver
+        self._master = master
         self._arguments = (CRASHING, bootstrap, directory / "lives", *pipelines)
         self._environment = environment
         self.logs: list[str] = []
@@ -127,7 +148,9 @@ class Chain:
                 "TEST_DIE": " ".join(":".join(each) for each in deaths.items()),
                 "TEST_DIE_IN": "2" if life else "1",
             }
-            check_met(deaths, met_in(self._live(given, until="dying")))
+            if life % 2:
+                given["TEST_KILLED"] = "1"
+            check_met(deaths, met_in(self._live(given, until=DYING)))
             if not life:
                 check_met_in_batch_0(deaths, self.logs)
         self._live({"TEST_PER_BATCH": str(10 * ORDERS)}, until="done")
@@ -137,7 +160,9 @@ class Chain:
         for _ in range(MAX_EARLY_ENDS):
             cut = CUTS[len(self.logs) % len(CUTS)]
             given = {**self._environment, **environment, "TEST_PARTITIONS": cut}
-            driver = self._start_driver(*self._arguments, master=MASTER, environment=given)
+            driver = self._start_driver(*self._arguments, master=self._master, environment=given)
+            if "TEST_KILLED" in given:
+                kill_with_all_below(driver)
             driver.wait()
             log = driver.log
             self.logs.append(log)
@@ -145,6 +170,13 @@ class Chain:
                 return log
             assert TOO_SLOW in log, f"{environment} ended without {until!r}:\n{log[-6000:]}"
         raise AssertionError(f"{MAX_EARLY_ENDS} drivers in a row were too slow")
+
+
+def kill_with_all_below(driver: DriverProcess) -> None:
+    """Once it says that everyone is where they are to die."""
+    with suppress(AssertionError):  # it has ended early: its log is looked at next
+        driver.wait_for(f"{DYING}\n")
+    driver.kill()
 
 
 def met_in(log: str) -> list[Met]:
@@ -170,12 +202,19 @@ def check_met_in_batch_0(deaths: dict[str, str], logs: list[str]) -> None:
 # From topics to topics
 
 
-def survive(start_driver: StartDriver, bootstrap: str, directory: Path, pipelines: Sequence[str]) -> None:
+def survive(
+    start_driver: StartDriver,
+    bootstrap: str,
+    directory: Path,
+    pipelines: Sequence[str],
+    master: str = MASTER,
+    steps: Sequence[str] = STEPS,
+) -> None:
     feed(bootstrap)
     for pipeline in pipelines:
         create_topic(bootstrap, f"{pipeline}-out", 4)
-    chain = Chain(start_driver, bootstrap, directory, pipelines)
-    chain.live_through(lives_of(pipelines))
+    chain = Chain(start_driver, bootstrap, directory, pipelines, master)
+    chain.live_through(lives_of(pipelines, steps))
     for pipeline in pipelines:
         found = committed_records(bootstrap, f"{pipeline}-out")
         check(pipeline, ((record.key, record.value) for _, record in found))
@@ -218,11 +257,30 @@ def test_pipelines_on_apache_kafka_survive_a_driver_killed_at_every_step(
     survive(start_driver, own_kafka.bootstrap, tmp_path, INTO_TOPICS)
 
 
+def test_pipelines_on_a_cluster_survive_a_driver_whose_executors_outlive_it(
+    broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
+) -> None:
+    with StandaloneCluster(tmp_path / "cluster", CLUSTER_CORES) as cluster:
+        survive(start_driver, broker.bootstrap, tmp_path, ON_A_CLUSTER, cluster.url, FEW_STEPS)
+
+
+def test_pipelines_from_sparks_own_source_survive_a_driver_that_is_killed(
+    broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path, jvm_connector: None
+) -> None:
+    survive(start_driver, broker.bootstrap, tmp_path, BY_SPARK, steps=FEW_STEPS)
+
+
 # From topics to tables
 
 
 @pytest.mark.parametrize(
-    "pipelines", [INTO_TABLES, pytest.param(INTO_MORE_TABLES, marks=pytest.mark.soak)], ids=["most", "others"]
+    "pipelines",
+    [
+        INTO_TABLES,
+        pytest.param(INTO_OTHERS, marks=pytest.mark.soak),
+        pytest.param(INTO_STAGES, marks=pytest.mark.soak),
+    ],
+    ids=["most", "others", "stages"],
 )
 def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess,
@@ -238,7 +296,7 @@ def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
     for pipeline, query in tables.items():
         query(f"CREATE TABLE {pipeline} (id varchar(40), content varchar(100))")
     where = {"TEST_POSTGRES": postgres.dsn, "TEST_MYSQL": mariadb.url()}
-    chain = Chain(start_driver, broker.bootstrap, tmp_path, pipelines, **where)
+    chain = Chain(start_driver, broker.bootstrap, tmp_path, pipelines, MASTER, **where)
     chain.live_through(lives_of(pipelines))
     for pipeline, query in tables.items():
         rows = query(f"SELECT id, content FROM {pipeline}")

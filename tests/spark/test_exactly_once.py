@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,16 +30,24 @@ from semel.cli.sink import command as sink_command
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
 from semel.client.metadata import TopicPartition
+from semel.client.shared_transaction import SharedTransaction
 from semel.errors import ConfigError, SemelError
 from semel.sinks.errors import MarkerMismatch, WriteFailed
 from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker
+from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import SourceOffsets
+from semel.testing.postgres_server import PostgresServer
 from semel.wire.partitioner import partition_for_key
+
+sys.path.append(str(Path(__file__).parents[1] / "sinks"))
+from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from semel.spark.reader import Connector
 
 
 ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -210,16 +220,6 @@ def test_partitions_that_are_added_to_the_output_lose_and_double_nothing(pipelin
 # Replays
 
 
-def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: Pipeline) -> None:
-    pipeline.feed(0, ROWS)
-    pipeline.run()
-    pipeline.forget_last_commit()
-    pipeline.feed(ROWS, 2 * ROWS)
-    query = pipeline.run()
-    assert query.skipped == 1
-    pipeline.check(2 * ROWS)
-
-
 def test_batch_0_is_skipped_like_any_other(pipeline: Pipeline) -> None:
     pipeline.feed(0, 30)
     pipeline.run()
@@ -296,30 +296,68 @@ class Vetoing(KafkaSink):
 # Moving over
 
 
+@pytest.mark.parametrize("connector", ["python", "jvm"])
 def test_a_query_of_sparks_own_sink_moves_over_with_its_checkpoint(
-    pipeline: Pipeline, jvm_connector: None
+    pipeline: Pipeline, jvm_connector: None, connector: Connector
 ) -> None:
-    """As docs/spark.md says: stop, adopt the last batch, start on the same checkpoint."""
+    """As docs/spark.md says: stop, adopt the last batch, start on the same checkpoint; with either source.
+
+    Its state comes along: what it has seen before is no news to it.
+    """
+
+    def news(connector: Connector) -> DataFrame:
+        read = semel.spark.read(
+            pipeline.spark, pipeline.bootstrap, pipeline.source, connector=connector, maxOffsetsPerTrigger=50
+        )
+        return read.select("key", "value").dropDuplicates(["value"])
+
     pipeline.feed(0, ROWS)
-    orders = semel.spark.read(
-        pipeline.spark, pipeline.bootstrap, pipeline.source, connector="jvm", maxOffsetsPerTrigger=50
-    )
-    old = orders.select("key", "value").writeStream.format("kafka").option("topic", pipeline.target)
+    old = news("jvm").writeStream.format("kafka").option("topic", pipeline.target)
     old = old.option("kafka.bootstrap.servers", pipeline.bootstrap)
     old = old.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True)
     assert old.start().awaitTermination(120)
     pipeline.check(ROWS)
-    pipeline.feed(ROWS, 2 * ROWS)
+    pipeline.feed(0, 2 * ROWS)
     with pytest.raises(MarkerMismatch, match=r"no marker.*semel sink adopt"):
-        pipeline.run()
+        pipeline.run(df=news(connector))
     pipeline.check(ROWS)
 
-    adopt = ["adopt", pipeline.name, "--epoch", str(pipeline.last_commit()), "--topic", pipeline.target]
-    adopted = CliRunner().invoke(sink_command, [*adopt, "--bootstrap", pipeline.bootstrap])
-    assert adopted.exit_code == 0, adopted.output
-    query = pipeline.run()
+    adopt(pipeline, "--topic", pipeline.target, "--bootstrap", pipeline.bootstrap)
+    query = pipeline.run(df=news(connector))
     assert query.skipped == 0
     pipeline.check(2 * ROWS)
+
+
+def test_a_query_that_fills_a_table_by_itself_moves_over_with_its_checkpoint(
+    pipeline: Pipeline,
+    postgres: PostgresServer,  # noqa: F811
+) -> None:
+    postgres.query("CREATE TABLE arrived (value text)")
+
+    def insert(batch: DataFrame, _: int) -> None:
+        for row in batch.collect():
+            postgres.query(f"INSERT INTO arrived VALUES ('{row.value}')")
+
+    def check(stop: int) -> None:
+        found = postgres.query("SELECT value FROM arrived")
+        assert Counter(value for (value,) in found) == Counter(f"v{i}" for i in range(stop))
+
+    pipeline.feed(0, ROWS)
+    values = pipeline.read().select(F.col("value").cast("string"))
+    old = values.writeStream.foreachBatch(insert).trigger(availableNow=True)
+    assert old.option("checkpointLocation", str(pipeline.checkpoint)).start().awaitTermination(120)
+    check(ROWS)
+    adopt(pipeline, "--postgres", postgres.dsn)
+    pipeline.feed(ROWS, 2 * ROWS)
+    pipeline.run(PostgresSink(postgres.dsn, "arrived"), values)
+    check(2 * ROWS)
+
+
+def adopt(pipeline: Pipeline, *place: str) -> None:
+    """What Spark has committed counts as written."""
+    last = str(pipeline.last_commit())
+    adopted = CliRunner().invoke(sink_command, ["adopt", pipeline.name, "--epoch", last, *place])
+    assert adopted.exit_code == 0, adopted.output
 
 
 # Failures
@@ -396,6 +434,37 @@ def test_a_stop_in_the_midst_of_a_batch_leaves_no_row(pipeline: Pipeline, tmp_pa
     assert pipeline.content() == Counter()
     pipeline.run()
     pipeline.check(ROWS)
+
+
+class Slow(KafkaSink):
+    """Takes long from its commit to its return."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline.bootstrap, pipeline.target)
+        self.has_committed, self.may_return = threading.Event(), threading.Event()
+
+    async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
+        await super()._end(transaction, epoch)
+        self.has_committed.set()
+        await asyncio.to_thread(self.may_return.wait)
+
+
+def test_a_batch_in_whose_commit_the_query_was_stopped_is_not_written_again(pipeline: Pipeline) -> None:
+    """Spark is interrupted, and may write its commit log before it notices, or not."""
+    pipeline.feed(0, 30)
+    sink = Slow(pipeline)
+    query = pipeline.start(sink)
+    assert sink.has_committed.wait(60)
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    while query.isActive:
+        query.awaitTermination(0.05)
+    sink.may_return.set()
+    stopping.join(60)
+    assert not stopping.is_alive()
+    is_logged = (pipeline.checkpoint / "commits" / "0").exists()
+    assert pipeline.run().skipped == (0 if is_logged else 1)
+    pipeline.check(30)
 
 
 # Several sinks

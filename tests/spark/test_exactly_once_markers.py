@@ -60,7 +60,17 @@ def copy_of(checkpoint: Path) -> Path:
     return Path(shutil.copytree(checkpoint, checkpoint.with_name("copy")))
 
 
-@into(*TARGETS)
+@into(*TARGETS, STATE)
+def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: TargetPipeline) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    pipeline.forget_last_commit()
+    pipeline.feed(FEW, 2 * FEW)
+    assert pipeline.run().skipped == 1
+    pipeline.check(2 * FEW)
+
+
+@into(*TARGETS, STATE)
 def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -75,7 +85,7 @@ def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS)
+@into(*TARGETS, STATE)
 def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -104,7 +114,7 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_sa
     pipeline.check(2 * FEW)
 
 
-@into("semel", "mariadb")
+@into(*TARGETS)
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on_differently(
     pipeline: TargetPipeline,
 ) -> None:
@@ -131,7 +141,7 @@ def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one
     pipeline.check(3 * FEW)
 
 
-@into("postgres")
+@into(*TARGETS)
 def test_a_checkpoint_that_was_copied_to_another_name_is_an_error(pipeline: TargetPipeline) -> None:
     pipeline.feed(0, FEW)
     pipeline.run()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pipeline_cases import Pipeline
+from spark_cases import StartDriver
 from target_cases import TablePipeline, make_pipeline
 
 from semel.errors import ConfigError, SemelError
@@ -140,6 +141,35 @@ def test_threads_that_hide_their_query_are_refused(
     pipeline.feed(0, FEW)
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
     refused_for_good(pipeline, pipeline.sink, ConfigError, "PYSPARK_PIN_THREAD=false.*unset it")
+
+
+CONNECTED: Final = """
+from pyspark.sql import SparkSession
+
+import semel.spark
+from semel.errors import ConfigError
+from semel.sinks.kafka import KafkaSink
+from semel.spark.session import prepare_environment
+
+prepare_environment()
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
+stream = spark.readStream.format("rate").load()
+assert stream.isStreaming, "Connect works"
+for ask in (
+    lambda: semel.spark.read(spark, "localhost:1", "in"),
+    lambda: semel.spark.exactly_once(stream, KafkaSink("localhost:1", "out"), name="p", checkpoint="ck"),
+):
+    try:
+        ask()
+    except ConfigError as error:
+        print(f"refused: {error}", flush=True)
+"""
+
+
+def test_sessions_of_spark_connect_are_refused_with_the_reason(start_driver: StartDriver) -> None:
+    log = start_driver(CONNECTED).succeed()
+    for given in ("SparkSession", "DataFrame"):
+        assert f"refused: this {given} is of Spark Connect, where foreachBatch runs in another process" in log
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@
 Each pipeline reads its topics to their ends (`availableNow`), a few records a batch, and the program says
 `done` when all have. TEST_DIE says who dies where: `keyed:before_end windows:after_end` holds the pipeline
 `keyed` when it is about to send EndTxn for the second batch that it writes in this life, and `windows` when
-that is done; once both are there, this process is killed with -9. The first batch is what the life before
-left behind; TEST_DIE_IN=1 is for a life that has none before it, and dies in batch 0. Each says where it was
-met: `keyed at before_end of batch 3 with 21 rows of 3 tasks`.
+that is done; once both are there, this process is killed with -9: by itself, and what is below it goes on
+until it notices; or, with TEST_KILLED=1, by whoever started it, with all that is below it. The first batch is
+what the life before left behind; TEST_DIE_IN=1 is for a life that has none before it, and dies in batch 0.
+Each says where it was met: `keyed at before_end of batch 3 with 21 rows of 3 tasks`.
 """
 
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as pa
+from connector_jars import connector_jars
 from crash_cases import joined, keep_state, windows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
@@ -52,6 +54,8 @@ LAST_BATCH = int(os.environ.get("TEST_DIE_IN", "2"))
 # more than there are pipelines that are held in their recovery.
 STARTING = threading.BoundedSemaphore(3)
 INITIALIZING = "Initializing sources"
+# Names of pipelines that read by Spark's own source.
+BY_SPARK = "by_spark"
 
 
 class Death:
@@ -68,7 +72,8 @@ class Death:
             self._awaited.discard(pipeline)
             if not self._awaited:
                 print("dying", flush=True)
-                os.kill(os.getpid(), signal.SIGKILL)
+                if "TEST_KILLED" not in os.environ:
+                    os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(HOLD_S)
         raise AssertionError(f"{pipeline} outlived the others, who were not met: {self._awaited}")
 
@@ -319,12 +324,19 @@ class Pipeline:
         self.fate = Fate(name, directory)
 
     def read(self, topic: str) -> DataFrame:
-        return semel.spark.read(self.spark, self.bootstrap, topic, maxOffsetsPerTrigger=BATCH_RECORDS)
+        """By Spark's own source, where the name says so."""
+        return semel.spark.read(
+            self.spark,
+            self.bootstrap,
+            topic,
+            connector="jvm" if self.name.startswith(BY_SPARK) else "python",
+            maxOffsetsPerTrigger=BATCH_RECORDS,
+        )
 
     def orders(self) -> DataFrame:
         return records(self.read("orders"))
 
-    def windows(self, state_format: int = 1) -> DataFrame:
+    def windows(self, state_format: int) -> DataFrame:
         keep_state(self.spark, state_format)
         return self.held(windows(self.read("numbers")))
 
@@ -381,17 +393,27 @@ PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "windows": lambda to: to.into_topic(to.windows(state_format=1)),
     "windows2": lambda to: to.into_topic(to.windows(state_format=2)),
     "join": lambda to: to.into_topic(to.join()),
+    "by_spark_keyed": lambda to: to.into_topic(to.orders()),
+    "by_spark_windows": lambda to: to.into_topic(to.windows(state_format=2)),
     "both": lambda to: to.into_both(to.orders()),
     "pg_orders": lambda to: to.into_postgres(to.orders(), "direct"),
-    "pg_staged_orders": lambda to: to.into_postgres(to.orders(), "staged"),
-    "pg_windows": lambda to: to.into_postgres(to.windows(), "direct"),
-    "pg_staged_windows": lambda to: to.into_postgres(to.windows(state_format=2), "staged"),
     "pg_recut": lambda to: to.into_postgres(recut(to), "direct"),
+    "pg_windows": lambda to: to.into_postgres(to.windows(state_format=1), "direct"),
+    "pg_windows2": lambda to: to.into_postgres(to.windows(state_format=2), "direct"),
+    "pg_join": lambda to: to.into_postgres(to.join(), "direct"),
+    "pg_staged_orders": lambda to: to.into_postgres(to.orders(), "staged"),
     "pg_staged_recut": lambda to: to.into_postgres(recut(to), "staged"),
+    "pg_staged_windows": lambda to: to.into_postgres(to.windows(state_format=2), "staged"),
+    "pg_staged_join": lambda to: to.into_postgres(to.join(), "staged"),
     "my_orders": lambda to: to.into_mysql(to.orders(), "direct"),
+    "my_recut": lambda to: to.into_mysql(recut(to), "direct"),
+    "my_windows": lambda to: to.into_mysql(to.windows(state_format=1), "direct"),
+    "my_windows2": lambda to: to.into_mysql(to.windows(state_format=2), "direct"),
+    "my_join": lambda to: to.into_mysql(to.join(), "direct"),
     "my_staged_orders": lambda to: to.into_mysql(to.orders(), "staged"),
-    "my_windows": lambda to: to.into_mysql(to.windows(), "direct"),
+    "my_staged_recut": lambda to: to.into_mysql(recut(to), "staged"),
     "my_staged_windows": lambda to: to.into_mysql(to.windows(state_format=2), "staged"),
+    "my_staged_join": lambda to: to.into_mysql(to.join(), "staged"),
 }
 
 
@@ -415,7 +437,8 @@ def live_or_end_all(*of: Any) -> None:
 
 
 def main(bootstrap: str, directory: str, *names: str) -> None:
-    spark = driver_session()
+    jars = connector_jars() if any(name.startswith(BY_SPARK) for name in names) else []
+    spark = driver_session(jars=jars)
     lives = [
         threading.Thread(target=live_or_end_all, args=(spark, bootstrap, Path(directory), name))
         for name in names

@@ -5,9 +5,10 @@
 Run it on `local-cluster`, where tasks are retried and executors can be killed; to speculate, Spark needs
 executors on several hosts. A name is that of a target, of a misfortune and, if it has one, of a query with
 state, as in `keyed-executor-join`. `topic` and `keyed` are at BOOTSTRAP, without and with keys, `kafka` is at
-TEST_KAFKA, `table` and `staged` are in the PostgreSQL of TEST_POSTGRES, `mysql` is at TEST_MYSQL. Each goes
-to a topic or a table of its own, `out_keyed_executor_join`; the program says how often a batch was tried in
-vain, and how many rows of the task that was struck were in the target. It fails if nothing went wrong.
+TEST_KAFKA, `table` and `staged` are in the PostgreSQL of TEST_POSTGRES, `mysql` and `mysql_staged` at
+TEST_MYSQL. Each goes to a topic or a table of its own, `out_keyed_executor_join`; the program says how often
+a batch was tried in vain, and how many rows of the task that was struck were in the target. It fails if
+nothing went wrong.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ import pyarrow as pa
 from crash_cases import joined, keep_state, windows
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import driver_session
 
 import semel.spark
@@ -36,7 +38,6 @@ from semel.sinks.receipts import Place, Receipt
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import TransactionalSink, Writer, WriterPlan
 from semel.sinks.sql.writers import DirectPlan, DirectWriter, StagedPlan, StagedWriter
-from semel.spark.session import LOOPBACK
 
 INPUT = "unlucky_orders"
 # Batches before the one that is struck count, on a machine that is busy.
@@ -340,7 +341,7 @@ class Misfortunes:
         place.mkdir(parents=True)
         df = self.stateful(*state) if state else self.orders(is_shuffled=misfortune == "shuffle")
         if target not in ("keyed", "kafka"):
-            df = df.select("value")
+            df = df.select(F.col("value").cast("binary"))
         if misfortune in IN_CODE:
             # In the stage of the writers, so that rows may have been sent when the code fails.
             df = df.mapInArrow(IN_CODE[misfortune](place), df.schema)
@@ -387,9 +388,9 @@ class Misfortunes:
             bootstrap = os.environ["TEST_KAFKA"] if target == "kafka" else self.bootstrap
             key = None if target == "topic" else "key"
             return GatedKafkaSink(bootstrap, name, key=key, settings=settings)
-        if target == "mysql":
-            return GatedMySQLSink(os.environ["TEST_MYSQL"], name, settings=settings)
-        strategy = {"table": "direct", "staged": "staged"}[target]
+        strategy = "staged" if "staged" in target else "direct"
+        if target.startswith("mysql"):
+            return GatedMySQLSink(os.environ["TEST_MYSQL"], name, strategy=strategy, settings=settings)
         return GatedPostgresSink(os.environ["TEST_POSTGRES"], name, strategy=strategy, settings=settings)
 
 
@@ -404,9 +405,6 @@ def main(bootstrap: str, directory: str, *names: str) -> None:
         "spark.speculation.interval": "200ms",
         "spark.speculation.quantile": "0.5",
         "spark.speculation.minTaskRuntime": "3s",
-        # Wherever executors are, they are on this machine.
-        "spark.driver.host": LOOPBACK,
-        "spark.driver.bindAddress": LOOPBACK,
         # A lost file is noticed at once.
         "spark.shuffle.io.maxRetries": "0",
         "spark.default.parallelism": str(WRITERS),

@@ -1,0 +1,87 @@
+"""The examples of the pages on pipelines and on the reader, as they stand there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from broker_process import BrokerProcess
+from pyspark.sql import functions as F  # noqa: N812 - as everyone does
+from spark_cases import Row, committed_records, create_topic, produce
+
+import semel.spark
+from semel.spark.running import load
+from semel.testing.postgres_server import PostgresServer
+
+sys.path.append(str(Path(__file__).parents[1] / "sinks"))
+from postgres_server import postgres, postgres_cluster  # noqa: F401
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+LARGE: Final = [b"%d" % i * 200 for i in range(5)]
+SMALL: Final = [b"%d" % i for i in range(5)]
+
+
+def examples(page: str, broker: BrokerProcess, directory: Path) -> list[str]:
+    """With the places of this test in those of the page."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [
+        each.replace("localhost:9092", broker.bootstrap).replace('"ck/', f'"{directory}/') for each in blocks
+    ]
+
+
+def feed(broker: BrokerProcess) -> None:
+    create_topic(broker.bootstrap, "orders", 2)
+    produce(broker.bootstrap, "orders", [Row(value, b"k") for value in LARGE + SMALL])
+
+
+def values(broker: BrokerProcess, topic: str) -> Counter[bytes | None]:
+    return Counter(record.value for _, record in committed_records(broker.bootstrap, topic))
+
+
+def test_the_first_pipeline_moves_large_orders(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    feed(broker)
+    create_topic(broker.bootstrap, "large-orders", 3)
+    file = tmp_path / "large_orders.py"
+    file.write_text(examples("spark.md", broker, tmp_path)[0])
+    (pipeline,) = load(str(file), spark)
+    assert pipeline.start("availableNow").awaitTermination()
+    assert values(broker, "large-orders") == Counter(LARGE)
+
+
+def test_several_sinks_have_every_row(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    tmp_path: Path,
+    postgres: PostgresServer,  # noqa: F811
+) -> None:
+    feed(broker)
+    create_topic(broker.bootstrap, "valid", 3)
+    postgres.query("CREATE TABLE valid (id text)")
+    names: dict[str, Any] = {"__name__": "docs"}
+    for block in examples("spark.md", broker, tmp_path)[:2]:
+        exec(compile(block, "spark.md", "exec"), names)
+    rows = semel.spark.read(spark, broker.bootstrap, "orders").select(
+        F.col("value").cast("string").alias("id"), "value"
+    )
+    assert names["both"](rows, postgres.dsn).start("availableNow").awaitTermination()
+    assert values(broker, "valid") == Counter(LARGE + SMALL)
+    in_table = postgres.query("SELECT id FROM valid")
+    assert Counter(text.encode() for (text,) in in_table) == Counter(LARGE + SMALL)
+
+
+def test_the_reader_reads_a_stream_and_what_is_there_now(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    feed(broker)
+    names: dict[str, Any] = {"spark": spark}
+    exec(compile(examples("spark_reader.md", broker, tmp_path)[0], "spark_reader.md", "exec"), names)
+    assert names["orders"].isStreaming
+    assert Counter(bytes(row.value) for row in names["so_far"].collect()) == Counter(LARGE + SMALL)
