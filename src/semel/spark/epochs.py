@@ -229,7 +229,7 @@ def _is_final(error: SinkError) -> bool:
 
 
 def _grace_s(batch: "DataFrame", attempt: int) -> float:
-    speculates = batch.sparkSession.sparkContext.getConf().get("spark.speculation", "false")
+    speculates = batch.sparkSession.conf.get("spark.speculation", "false")
     return FIRST_GRACE_S * 2.0**attempt if str(speculates).lower() == "true" else 0.0
 
 
