@@ -1,10 +1,13 @@
 """Draws what `bench/spark.py` and `bench/spark_sql.py` have measured, for docs/spark.md.
 
-    .venv/bin/python bench/spark.py --json bench/results/spark.json
-    .venv/bin/python bench/spark.py --small-batches 1000 --rounds 1 --warm-rounds 0
+    .venv/bin/python bench/spark.py --only "^(Spark's own.*|exactly_once(, keys)?)$"
+        --json bench/results/spark.json
+    .venv/bin/python bench/spark.py --brokers semel --small-batches 1000 --rounds 1 --warm-rounds 0
+        --only "^(Spark's own, at-least-once|exactly_once, Spark's source|exactly_once)$"
         --json bench/results/spark_small.json
     .venv/bin/python bench/spark_sql.py --json bench/results/spark_postgres.json
-    .venv/bin/python bench/spark_sql.py --database mariadb --json bench/results/spark_mariadb.json
+    .venv/bin/python bench/spark_sql.py --database mariadb --rows 1000000
+        --json bench/results/spark_mariadb.json
     .venv/bin/python bench/spark_plots.py
 
 Bars are medians, thin lines go from the least to the most. What was not measured is not drawn.
