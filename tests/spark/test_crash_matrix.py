@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -174,8 +173,12 @@ class Chain:
 
 def kill_with_all_below(driver: DriverProcess) -> None:
     """Once it says that everyone is where they are to die."""
-    with suppress(AssertionError):  # it has ended early: its log is looked at next
+    try:
         driver.wait_for(f"{DYING}\n")
+    except AssertionError:
+        if driver.is_alive:
+            raise
+        return  # it has ended early: its log is looked at next
     driver.kill()
 
 

@@ -454,12 +454,14 @@ def test_a_batch_in_whose_commit_the_query_was_stopped_is_not_written_again(pipe
     pipeline.feed(0, 30)
     sink = Slow(pipeline)
     query = pipeline.start(sink)
-    assert sink.has_committed.wait(60)
-    stopping = threading.Thread(target=query.stop)
-    stopping.start()
-    while query.isActive:
-        query.awaitTermination(0.05)
-    sink.may_return.set()
+    stopping = threading.Thread(target=query.stop, daemon=True)
+    try:
+        assert sink.has_committed.wait(60)
+        stopping.start()
+        while query.isActive:
+            query.awaitTermination(0.05)
+    finally:
+        sink.may_return.set()
     stopping.join(60)
     assert not stopping.is_alive()
     is_logged = (pipeline.checkpoint / "commits" / "0").exists()

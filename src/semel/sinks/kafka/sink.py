@@ -15,6 +15,7 @@ are one cluster.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from semel.client.admin import Admin, config_value
@@ -117,6 +118,8 @@ class KafkaSink(TransactionalSink):
         self._markers = MarkerStore("", topic)
         self._source: SourceGroup | None = None
         self._begun_at = 0.0
+        # When the first partition joined: from then on the broker counts, and readers wait.
+        self._joined_at: float | None = None
         self._overlong_attempts = 0
         # None: there is no such topic.
         self._shapes: dict[str, TopicShape | None] = {}
@@ -164,7 +167,7 @@ class KafkaSink(TransactionalSink):
         await transaction.open()
         if transaction.version < VERSION_2:
             await self._warn_unless_verified(Admin(cluster))
-        claims = LocalClaims(self._book, transaction.add_partitions, self._shape)
+        claims = LocalClaims(self._book, self._join, self._shape)
         self._home = HomeAccess(claims, cluster, self.metrics)
         if self._shared_host is not None:
             self._service = ClaimService(claims)
@@ -200,12 +203,19 @@ class KafkaSink(TransactionalSink):
     def _own_topics(self) -> list[str]:
         return [self.topic] if self.dead_letter_topic is None else [self.topic, self.dead_letter_topic]
 
+    async def _join(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions that writers are about to write to."""
+        if self._joined_at is None:
+            self._joined_at = asyncio.get_running_loop().time()
+        await self._require_transaction().add_partitions(partitions)
+
     async def _count_again(self) -> None:
         """Partitions that were added are used from the next epoch on; within one, a key has one place."""
         assert self._cluster is not None
         try:
             self._shapes = {topic: await read_shape(self._cluster, topic) for topic in self._own_topics}
         except SemelError as error:
+            self._shapes = {topic: shape for topic, shape in self._shapes.items() if shape is not None}
             LOGGER.warning("sink %r goes on with the partitions that it knows: %s", self.sink_id, error)
 
     async def _shape(self, topic: str) -> Shape | None:
@@ -269,7 +279,7 @@ class KafkaSink(TransactionalSink):
         if self._overlong_attempts == MAX_OVERLONG_ATTEMPTS:
             raise BeginFailed(
                 f"epoch {place.epoch} of sink {self.sink_id!r} took too long {MAX_OVERLONG_ATTEMPTS} times: "
-                f"{self._longest}"
+                f"{self._longest}. Then open the sink anew"
             )
         await self._count_again()
         try:
@@ -282,7 +292,7 @@ class KafkaSink(TransactionalSink):
                 "Close the sink and open it anew"
             ) from error
         self._book.open(place)
-        self._begun_at = asyncio.get_running_loop().time()
+        self._begun_at, self._joined_at = asyncio.get_running_loop().time(), None
         return KafkaPlan(
             place,
             transaction.handle(),
@@ -303,6 +313,8 @@ class KafkaSink(TransactionalSink):
             async with asyncio.timeout(self.settings.commit_timeout):
                 await self._stage(transaction, marker, source_offsets if joins else None)
         except TimeoutError as error:
+            if source is not None and joins:
+                source.part(error)  # it may be its offsets that nobody takes
             raise CommitFailed(
                 f"the marker of epoch {marker.epoch} of sink {self.sink_id!r} was not accepted within "
                 f"{self.settings.commit_timeout:g} s; nothing was committed: abort the epoch"
@@ -370,7 +382,8 @@ class KafkaSink(TransactionalSink):
 
     async def _abort(self) -> None:
         self._book.close()
-        self._overlong_attempts += self._why_timed_out() is not None
+        if self._joined_at is not None and self._is_over(self._joined_at):
+            self._overlong_attempts += 1
         try:
             await self._require_transaction().abort()
         except FencedError as error:
@@ -421,13 +434,16 @@ class KafkaSink(TransactionalSink):
 
     def _why_timed_out(self) -> str | None:
         """What to do about an epoch that took longer than it may; None if it did not."""
-        open_for_s = asyncio.get_running_loop().time() - self._begun_at
-        if open_for_s < self.transaction_timeout:
+        if not self._is_over(self._begun_at):
             return None
+        open_for_s = asyncio.get_running_loop().time() - self._begun_at
         return (
             f"the transaction of sink {self.sink_id!r} was open for {open_for_s:.0f} s, and the broker has "
             f"aborted it: {self._longest}"
         )
+
+    def _is_over(self, since: float) -> bool:
+        return asyncio.get_running_loop().time() - since >= self.transaction_timeout
 
     @property
     def _longest(self) -> str:

@@ -54,14 +54,15 @@ class SourceGroup:
             await self._attend(self._ask)
         return self._joins is True
 
-    def part(self, error: SemelError) -> None:
+    def part(self, error: Exception) -> None:
         """Its offsets were not taken in the sink's transaction."""
         self._joins = False
         LOGGER.warning(
-            "the offsets of group %r are not taken in the transaction of its sink, and are committed after "
-            "it from now on. Only tools that show lag look at them: %s",
+            "the offsets of group %r are not taken in the transaction of its sink, and %s from now on. Only "
+            "tools that show lag look at them: %s",
             self._group.group_id,
-            error,
+            "are left out" if self._connection is None else "are committed after it",
+            str(error) or "no answer",
         )
 
     async def commit(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
@@ -72,12 +73,15 @@ class SourceGroup:
 
     async def close(self) -> None:
         """What is on its way is waited for, a moment. Idempotent."""
-        if self._working is not None:
-            working, self._working = self._working, None
-            await asyncio.wait({working}, timeout=PATIENCE_S)
-            working.cancel()
-            await asyncio.wait({working})
-        await self._hang_up()
+        working, self._working = self._working, None
+        try:
+            if working is not None and self._newest:
+                await asyncio.wait({working}, timeout=PATIENCE_S)
+        finally:
+            if working is not None:
+                working.cancel()
+                await asyncio.wait({working})
+            await self._hang_up()
 
     async def _hang_up(self) -> None:
         if self._cluster is not None:
@@ -85,7 +89,8 @@ class SourceGroup:
             await cluster.close()
 
     async def _ask(self, cluster: Cluster) -> None:
-        self._joins = (await cluster.connect()).cluster_id == self._home_id
+        async with asyncio.timeout(LIMIT_S):
+            self._joins = (await cluster.connect()).cluster_id == self._home_id
         if self._joins:
             await self._hang_up()
 
@@ -93,7 +98,8 @@ class SourceGroup:
         """And those that have come meanwhile."""
         while self._newest:
             offsets = self._newest
-            await commit_offsets(cluster, self._group, offsets)
+            async with asyncio.timeout(LIMIT_S):
+                await commit_offsets(cluster, self._group, offsets)
             if self._newest is offsets:
                 self._newest = {}
 
@@ -108,10 +114,9 @@ class SourceGroup:
 
     async def _try(self, work: Work) -> None:
         try:
-            async with asyncio.timeout(LIMIT_S):
-                if self._cluster is None:
-                    self._cluster = Cluster(self.bootstrap, self._connection)
-                await work(self._cluster)
+            if self._cluster is None:
+                self._cluster = Cluster(self.bootstrap, self._connection)
+            await work(self._cluster)
         except (SemelError, OSError) as error:
             self._rests_until = asyncio.get_running_loop().time() + REST_S
             await self._hang_up()
