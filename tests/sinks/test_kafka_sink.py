@@ -702,22 +702,32 @@ async def outlast(sink: KafkaSink, epoch: int, cluster: Cluster) -> Receipt:
     return receipt
 
 
-async def test_an_epoch_that_took_too_long_is_aborted_and_run_again(
+async def fail_for_time(sink: KafkaSink, epoch: int, cluster: Cluster) -> None:
+    receipt = await outlast(sink, epoch, cluster)
+    with pytest.raises(CommitFailed, match=r"transaction_timeout is 1 s.*maxOffsetsPerTrigger"):
+        await sink.commit(epoch, [receipt])
+    await sink.abort(epoch)
+
+
+async def test_an_epoch_that_took_too_long_is_aborted_and_run_again_once(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str
 ) -> None:
     await make_topic(cluster, topic)
     async with KafkaSink(bootstrap, topic, transaction_timeout=1) as sink:
         await sink.open(sink_id)
         run = sink.run
-        for _ in range(2):
-            receipt = await outlast(sink, 0, cluster)
-            with pytest.raises(CommitFailed, match=r"transaction_timeout is 1 s.*maxOffsetsPerTrigger"):
-                await sink.commit(0, [receipt])
-            await sink.abort(0)
-        await write_epoch(sink, 0, values(range(2)))
-        await write_epoch(sink, 1, values(range(2, 4)))
+        for epoch in range(2):
+            await fail_for_time(sink, epoch, cluster)
+            await write_epoch(sink, epoch, values(range(2 * epoch, 2 * epoch + 2)))
         assert sink.run == run, "it was never opened anew: that would fence a successor"
-    assert await read_committed(cluster, topic) == [[b"0", b"1", b"2", b"3"]]
+        for _ in range(2):
+            await fail_for_time(sink, 2, cluster)
+        with pytest.raises(BeginFailed, match=r"took too long 2 times.*open the sink anew"):
+            await sink.begin(2)
+        await sink.close()
+        await sink.open(sink_id)
+        await write_epoch(sink, 2, values(range(4, 6)))
+    assert await read_committed(cluster, topic) == [[b"%d" % i for i in range(6)]]
 
 
 async def test_a_writer_that_took_too_long_says_so_and_the_epoch_is_run_again(
