@@ -306,13 +306,21 @@ def kill_an_executor(gate: Path) -> None:
 
 
 def lose_shuffle_files(gate: Path) -> None:
-    """Task 0 has its rows, and goes on; those that begin now find no files, and the stage is retried."""
+    """Task 0 has its rows, and goes on; those that begin now find no files, and the stage is retried.
+
+    Where a second writer of task 0 gets as far as the first, which is there still, both go on.
+    """
     await_writer(gate)
     files = list(Path(os.environ["SPARK_LOCAL_DIRS"]).rglob("shuffle_*.data"))
     assert files, "there are no shuffle files to lose"
     for file in files:
         file.unlink()
     (gate / "struck").write_text(str(told_rows(gate, 0)))
+    give_up = time.monotonic() + GATE_TIMEOUT_S
+    while len(list(gate.glob("waiting-0-*"))) < 2 and not (gate / "open").exists():
+        assert time.monotonic() < give_up, f"nobody came again to {gate} in {GATE_TIMEOUT_S:g} s"
+        time.sleep(POLL_S)
+    (gate / "open").touch()
 
 
 # What rows pass through, or what happens while they are written.
