@@ -104,10 +104,12 @@ class Demonstration:
         while time.monotonic() < deadline:
             if feeding.done():
                 feeding.result()
+            # Before it is counted: at the end the bar is full.
+            is_over = feeding.done() and not self.faults and await self._has_caught_up()
             count = await self.output.count()
             progress.update(sent, completed=self.fed.sent)
             progress.update(out, completed=count, total=len(self.fed.committed))
-            if feeding.done() and not self.faults and await self._has_caught_up():
+            if is_over:
                 return
             await self._maybe_kill(count)
             self._revive()
