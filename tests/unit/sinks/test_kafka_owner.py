@@ -26,7 +26,7 @@ from semel.sinks.errors import AbortFailed, BeginFailed, CommitFailed, FencedOut
 from semel.sinks.kafka import KafkaSink, source_group
 from semel.sinks.kafka.source_group import PATIENCE_S
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import SourceOffsets, State
+from semel.sinks.sink import SourceOffsets, State, WriterPlan
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.end_txn import EndTxnResponse
@@ -181,22 +181,38 @@ def loaded(broker: FakeBroker, request: Any) -> OffsetFetchResponse:
     return OffsetFetchResponse(topics=[OffsetFetchResponseTopic(topic.name, [partition])])
 
 
-@pytest.mark.parametrize(("answer", "meaning"), [(loaded, AbortFailed), (loading, FencedOut)])
-async def test_an_owner_whose_abort_is_refused_comes_back_only_if_the_marker_is_its_own(
-    answer: Any, meaning: type[SinkError]
+@pytest.mark.parametrize(
+    ("answer", "writes", "meaning"),
+    [(loaded, True, AbortFailed), (loading, True, FencedOut), (loaded, False, FencedOut)],
+)
+async def test_an_owner_whose_abort_is_refused_comes_back_only_if_it_was_late_and_the_marker_is_its_own(
+    answer: Any, writes: bool, meaning: type[SinkError]
 ) -> None:
-    """It took too long, and perhaps another has come. Where nobody can tell, it must not fence that one."""
+    """It took too long, and perhaps another has come. Where nobody can tell, it must not fence that one.
+
+    Without a row nothing was open for too long, however long it took.
+    """
     async with (
         FakeBroker({"out": 1}) as broker,
         KafkaSink(broker.bootstrap, "out", transaction_timeout=0.05) as sink,
     ):
         await sink.open("s")
-        await sink.begin(0)
+        plan = await sink.begin(0)
+        if writes:
+            await write_a_row(plan)
         await asyncio.sleep(sink.transaction_timeout)
         broker.misbehave(ApiKey.END_TXN, fence)
         broker.misbehave(ApiKey.OFFSET_FETCH, *[answer] * 1_000)
         with pytest.raises(meaning):
             await sink.abort(0)
+
+
+async def write_a_row(plan: WriterPlan | None) -> None:
+    assert plan is not None
+    async with asyncio.timeout(10):
+        writer = plan.writer(0)
+        await writer.write([{"key": b"k", "value": b"v"}])
+        await writer.finish()
 
 
 async def test_an_epoch_that_takes_too_long_twice_is_not_begun_a_third_time() -> None:
@@ -208,12 +224,8 @@ async def test_an_epoch_that_takes_too_long_twice_is_not_begun_a_third_time() ->
         await sink.open("s")
         for writes in (False, False, True, True):  # without a row there is nothing to wait for
             plan = await sink.begin(0)
-            assert plan is not None
             if writes:
-                async with asyncio.timeout(10):
-                    writer = plan.writer(0)
-                    await writer.write([{"key": b"k", "value": b"v"}])
-                    await writer.finish()
+                await write_a_row(plan)
             await asyncio.sleep(sink.transaction_timeout)
             await sink.abort(0)
         with pytest.raises(BeginFailed, match=r"epoch 0 .* took too long 2 times.*maxOffsetsPerTrigger"):

@@ -15,6 +15,7 @@ are one cluster.
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -39,6 +40,7 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
+from semel.sinks.kafka.clock import MAX_OVERLONG_ATTEMPTS, TransactionClock
 from semel.sinks.kafka.markers import MarkerStore, check_sink_id, is_alive, other_than, transactional_id_of
 from semel.sinks.kafka.rows import RecordLayout
 from semel.sinks.kafka.source_group import SourceGroup
@@ -55,9 +57,6 @@ from semel.wire.errors import ErrorCode
 LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
-# Attempts at an epoch that may take longer than its transaction: each of them holds up readers for as long.
-MAX_OVERLONG_ATTEMPTS: Final = 2
-
 # What a broker answers to settings that somebody has to mend: there, or here.
 WRONG_SETTINGS: Final = frozenset(
     {
@@ -117,10 +116,7 @@ class KafkaSink(TransactionalSink):
         self._owner: Owner | None = None
         self._markers = MarkerStore("", topic)
         self._source: SourceGroup | None = None
-        self._begun_at = 0.0
-        # When the first partition joined: from then on the broker counts, and readers wait.
-        self._joined_at: float | None = None
-        self._overlong_attempts = 0
+        self._clock = TransactionClock(transaction_timeout, time.monotonic)
         # None: there is no such topic.
         self._shapes: dict[str, TopicShape | None] = {}
 
@@ -138,7 +134,7 @@ class KafkaSink(TransactionalSink):
         check_sink_id(self.sink_id)
         await self._close()
         self._owner = owner
-        self._overlong_attempts = 0
+        self._clock = TransactionClock(self.transaction_timeout, time.monotonic)
         self._markers = MarkerStore(self.sink_id, self.topic)
         try:
             return await self._take(owner)
@@ -205,8 +201,7 @@ class KafkaSink(TransactionalSink):
 
     async def _join(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions that writers are about to write to."""
-        if self._joined_at is None:
-            self._joined_at = asyncio.get_running_loop().time()
+        self._clock.join()
         await self._require_transaction().add_partitions(partitions)
 
     async def _count_again(self) -> None:
@@ -276,7 +271,7 @@ class KafkaSink(TransactionalSink):
 
     async def _begin(self, place: Place) -> KafkaPlan:
         transaction = self._require_transaction()
-        if self._overlong_attempts == MAX_OVERLONG_ATTEMPTS:
+        if not self._clock.may_begin:
             raise BeginFailed(
                 f"epoch {place.epoch} of sink {self.sink_id!r} took too long {MAX_OVERLONG_ATTEMPTS} times: "
                 f"{self._longest}. Then open the sink anew"
@@ -292,7 +287,7 @@ class KafkaSink(TransactionalSink):
                 "Close the sink and open it anew"
             ) from error
         self._book.open(place)
-        self._begun_at, self._joined_at = asyncio.get_running_loop().time(), None
+        self._clock.begin()
         return KafkaPlan(
             place,
             transaction.handle(),
@@ -326,7 +321,7 @@ class KafkaSink(TransactionalSink):
                 f"epoch {marker.epoch} of sink {self.sink_id!r} was not committed: {error}"
             ) from error
         await self._end(transaction, marker.epoch)
-        self._overlong_attempts = 0
+        self._clock.commit()
         if source is not None and source_offsets is not None:
             await source.commit(as_committed(source_offsets))
 
@@ -349,6 +344,7 @@ class KafkaSink(TransactionalSink):
     ) -> None:
         """The marker, and offsets of a source on our own cluster, join the transaction."""
         assert self._owner is not None
+        self._clock.join()
         await self._markers.put(transaction, marker, self._owner)
         if source_offsets is not None:
             assert self._source is not None
@@ -370,9 +366,9 @@ class KafkaSink(TransactionalSink):
                 f"{self.settings.commit_timeout:g} s: open the sink anew, the marker tells. {error}"
             ) from error
         except AbortableError as error:
-            reason = self._why_timed_out() or str(error)
             raise CommitFailed(
-                f"epoch {epoch} of sink {self.sink_id!r} was not committed: {reason}"
+                f"epoch {epoch} of sink {self.sink_id!r} was not committed: "
+                f"{self._why_timed_out(error) or error}"
             ) from error
         except SemelError as error:
             raise UnknownOutcome(
@@ -382,8 +378,7 @@ class KafkaSink(TransactionalSink):
 
     async def _abort(self) -> None:
         self._book.close()
-        if self._joined_at is not None and self._is_over(self._joined_at):
-            self._overlong_attempts += 1
+        self._clock.abort()
         try:
             await self._require_transaction().abort()
         except FencedError as error:
@@ -415,7 +410,7 @@ class KafkaSink(TransactionalSink):
     async def _lost_transaction(self, error: FencedError, *, aborting: bool = False) -> SinkError:
         """What a fencing error means: another owner, or a transaction that has timed out."""
         transaction = self._require_transaction()
-        timed_out = self._why_timed_out()
+        timed_out = self._why_timed_out(error)
         signed_by = await self._last_owner()
         if (successor := other_than(self.run, signed_by)) is not None:
             return self._markers.fenced_out(successor, error)
@@ -432,18 +427,14 @@ class KafkaSink(TransactionalSink):
             return UnknownOutcome(f"{timed_out}. Or it was committed before: open the sink anew, which tells")
         return CommitFailed(timed_out)
 
-    def _why_timed_out(self) -> str | None:
+    def _why_timed_out(self, error: SemelError) -> str | None:
         """What to do about an epoch that took longer than it may; None if it did not."""
-        if not self._is_over(self._begun_at):
+        if not self._clock.is_over:
             return None
-        open_for_s = asyncio.get_running_loop().time() - self._begun_at
         return (
-            f"the transaction of sink {self.sink_id!r} was open for {open_for_s:.0f} s, and the broker has "
-            f"aborted it: {self._longest}"
+            f"the transaction of sink {self.sink_id!r} was open for {self._clock.open_for_s:.0f} s, and the "
+            f"broker has aborted it ({error}): {self._longest}"
         )
-
-    def _is_over(self, since: float) -> bool:
-        return asyncio.get_running_loop().time() - since >= self.transaction_timeout
 
     @property
     def _longest(self) -> str:
