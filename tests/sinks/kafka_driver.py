@@ -73,11 +73,11 @@ class StepSink(KafkaSink):
         self.reach("begun")
         return plan
 
-    async def _stage(
+    async def _put_marker(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
     ) -> None:
         self.reach("before the marker")
-        await super()._stage(transaction, marker, source_offsets)
+        await super()._put_marker(transaction, marker, source_offsets)
         self.reach("before the commit")
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:

@@ -12,9 +12,12 @@ Without a marker only epoch 0 is next.
 """
 
 import json
+import os
+import socket
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from enum import Enum
-from typing import Final
+from typing import Final, Self
 
 from semel.sinks.errors import MarkerMismatch
 from semel.sinks.receipts import Origin
@@ -22,6 +25,8 @@ from semel.sinks.receipts import Origin
 ADOPT_HINT: Final = "`semel sink adopt` sets the marker once it is known which rows are there"
 # Given by `adopt` in place of a query id: the next epoch's query takes the marker over.
 ANY_QUERY: Final = "*"
+# What stands for the run of an owner that is no sink, but a person at a command line.
+BY_HAND: Final = "by hand"
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,6 +37,12 @@ class Owner:
     pid: int
     run: str
     since: str
+
+    @classmethod
+    def here(cls, run: str) -> Self:
+        """This process, from now on."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls(socket.gethostname(), os.getpid(), run, now)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} (run {self.run}, since {self.since})"

@@ -27,14 +27,11 @@ Once commit was sent, abort is never sent. Not for use by several tasks at once.
 """
 
 import asyncio
-import os
 import secrets
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
@@ -207,11 +204,8 @@ class TransactionalSink(ABC):
             raise ConfigError(f"a sink's id is a name of 1 to {MAX_SINK_ID_CHARACTERS} characters")
         self.sink_id, self.run = sink_id, secrets.token_hex(8)
         self._plan, self._epoch = None, None
-        owner = Owner(
-            socket.gethostname(), os.getpid(), self.run, datetime.now(UTC).isoformat(timespec="seconds")
-        )
         try:
-            self._marker = await self._open(owner)
+            self._marker = await self._open(Owner.here(self.run))
         except FencedOut as error:
             raise self._fail(error) from error
         self._enter(State.IDLE)

@@ -31,8 +31,8 @@ from spark_cases import driver_session
 import semel.spark
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
-from semel.sinks.claims import ClaimBook
 from semel.sinks.kafka import KafkaSink
+from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
@@ -212,11 +212,11 @@ class MortalKafkaSink(MortalSink, KafkaSink):
         self._fate.recovers()
         await super()._sign(transaction, marker, owner)
 
-    async def _stage(
+    async def _put_marker(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
     ) -> None:
         self._fate.at("before_marker")
-        await super()._stage(transaction, marker, source_offsets)
+        await super()._put_marker(transaction, marker, source_offsets)
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:
         self._fate.at("before_end")

@@ -10,12 +10,15 @@ import pytest
 
 from semel.client.metadata import Address, TopicPartition
 from semel.errors import FatalError
-from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims, RemoteClaims, Shape
 from semel.sinks.errors import CommitFailed, WriteFailed
+from semel.sinks.kafka.claim_service import ClaimService, LocalClaims, RemoteClaims
+from semel.sinks.kafka.claims import ClaimBook
+from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import MAX_MESSAGE_BYTES, SIZE, ServiceAddress, dial
 
 PLACE = Place("run", 3, 1)
+TOPIC = TopicShape(2, 1_000_000)
 ZERO, ONE = TopicPartition("topic", 0), TopicPartition("topic", 1)
 
 
@@ -35,13 +38,13 @@ def book() -> ClaimBook:
     return made
 
 
-async def two_partitions(topic: str) -> Shape | None:
+async def two_partitions(topic: str) -> TopicShape | None:
     """The shape of every topic but one that is not there, one that may not be looked at, and a defect."""
     if topic == "forbidden":
         raise FatalError("ask for an ACL", 29)
     if topic == "broken":
         raise RuntimeError("a defect")
-    return None if topic == "nowhere" else (2, 1_000_000)
+    return None if topic == "nowhere" else TOPIC
 
 
 class Joined:
@@ -219,7 +222,7 @@ async def test_shapes_are_told_by_the_owner_wherever_the_writer_is(served: Serve
     home = LocalClaims(served.book, Joined(), two_partitions)
     remote, late = RemoteClaims(served.address, 10.0), RemoteClaims(served.address, 10.0)
     for claims, others in ((home, home), (remote, late)):
-        assert await claims.shape(claimant(), "topic") == (2, 1_000_000)
+        assert await claims.shape(claimant(), "topic") == TOPIC
         assert await claims.shape(claimant(), "nowhere") is None
         with pytest.raises(WriteFailed, match="'forbidden' could not be looked up: ask for an ACL"):
             await claims.shape(claimant(), "forbidden")

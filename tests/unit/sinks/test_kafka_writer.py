@@ -1,7 +1,6 @@
 """Writers of one epoch that take turns at partitions, without a broker."""
 
 import asyncio
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -9,9 +8,10 @@ import pytest
 from semel.client.metadata import Address, TopicPartition
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import SemelError
-from semel.sinks.claims import ClaimBook, LocalClaims
 from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka import KafkaPlan, KafkaSink, KafkaWriter
+from semel.sinks.kafka.claim_service import LocalClaims
+from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.rows import RecordRows
 from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.kafka.writer import HomeAccess
@@ -44,8 +44,7 @@ class Unlucky(KafkaWriter):
 
 def plan() -> KafkaPlan:
     sink = KafkaSink("localhost:1", "out", partition_column="p")
-    shape = {"out": TopicShape(PARTITIONS, 1_000_000)}
-    settings = replace(sink._writer_settings(), topics=shape)
+    settings = sink._writer_settings({"out": TopicShape(PARTITIONS, 1_000_000)})
     handle = TransactionHandle("localhost:1", "semel-sink.x", 7, 5, 2)
     return KafkaPlan(PLACE, handle, settings, ServiceAddress(Address("h", 1), "t"))
 

@@ -14,9 +14,11 @@ from semel.client.cluster import Cluster
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
-from semel.errors import ConfigError, SemelError
+from semel.client.transaction_admin import TransactionAdmin
+from semel.errors import BrokerError, ConfigError, SemelError
 from semel.sinks.errors import FencedOut, InitFailed
 from semel.sinks.marker import Marker, Owner, decode_marker
+from semel.wire.errors import ErrorCode
 
 TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
 MARKER_GROUP_SUFFIX: Final = ".epoch"
@@ -112,3 +114,14 @@ def is_alive(owner: Owner) -> bool:
     except PermissionError:
         return True
     return True
+
+
+async def has_open_transaction(cluster: Cluster, sink_id: str) -> bool:
+    """Whether an owner, dead or alive, has an epoch open."""
+    try:
+        described = await TransactionAdmin(cluster).describe(transactional_id_of(sink_id))
+    except BrokerError as error:
+        if error.code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise
+        return False
+    return described.is_open

@@ -4,34 +4,26 @@ A sink is known by its marker, so a sink whose marker has expired is not listed.
 marker takes the sink first, as `open` does: an owner that is alive is fenced, and its transaction aborted.
 """
 
-import os
-import socket
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final
 
 from semel.client.admin import Admin
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
 from semel.client.groups import delete_group, list_groups
 from semel.client.shared_transaction import SharedTransaction
-from semel.client.transaction_admin import TransactionAdmin
-from semel.errors import BrokerError, ConfigError
+from semel.errors import ConfigError
 from semel.sinks.errors import InitFailed
 from semel.sinks.kafka.markers import (
     MARKER_GROUP_SUFFIX,
     MARKER_PARTITION,
     MarkerStore,
+    has_open_transaction,
     is_alive,
     marker_group_of,
     parse_marker,
     transactional_id_of,
 )
-from semel.sinks.marker import ANY_QUERY, Marker, Owner
-from semel.wire.errors import ErrorCode
-
-# What stands for the run of an owner that is no sink, but a person at a command line.
-BY_HAND: Final = "by hand"
+from semel.sinks.marker import ANY_QUERY, BY_HAND, Marker, Owner
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,25 +66,14 @@ class KafkaRegistry:
                 marker, owner = parse_marker(group_id, committed)
             except InitFailed:
                 continue
-            alive = is_alive(owner) or await self._has_open_transaction(sink_id)
+            alive = is_alive(owner) or await has_open_transaction(self._cluster, sink_id)
             return KafkaSinkStatus(sink_id, where.topic, marker, owner, alive)
         return None
-
-    async def _has_open_transaction(self, sink_id: str) -> bool:
-        try:
-            described = await TransactionAdmin(self._cluster).describe(transactional_id_of(sink_id))
-        except BrokerError as error:
-            if error.code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                raise
-            return False
-        return described.is_open
 
     async def adopt(self, sink_id: str, epoch: int, query_id: str = ANY_QUERY) -> None:
         """Sets the marker, fencing whoever has the sink open."""
         topic = await self._marker_topic(sink_id)
-        owner = Owner(
-            socket.gethostname(), os.getpid(), BY_HAND, datetime.now(UTC).isoformat(timespec="seconds")
-        )
+        owner = Owner.here(BY_HAND)
         async with SharedTransaction(self._cluster, transactional_id_of(sink_id)) as transaction:
             await transaction.begin()
             await MarkerStore(sink_id, topic).put(transaction, Marker(epoch, query_id, ""), owner)

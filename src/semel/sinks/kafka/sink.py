@@ -14,12 +14,10 @@ are one cluster.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from semel.client.admin import Admin, config_value
 from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.coordinator import VERSION_2
@@ -28,9 +26,7 @@ from semel.client.group_offsets import CommittedOffset, GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.shared_transaction import State as TransactionState
-from semel.client.transaction_admin import TransactionAdmin
-from semel.errors import AbortableError, BrokerError, ConfigError, FencedError, SemelError
-from semel.sinks.claims import ClaimBook, ClaimService, LocalClaims, Shape
+from semel.errors import AbortableError, ConfigError, FencedError, SemelError
 from semel.sinks.errors import (
     AbortFailed,
     BeginFailed,
@@ -40,11 +36,14 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
+from semel.sinks.kafka.claim_service import ClaimService, LocalClaims
+from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.clock import MAX_OVERLONG_ATTEMPTS, TransactionClock
-from semel.sinks.kafka.markers import MarkerStore, check_sink_id, is_alive, other_than, transactional_id_of
+from semel.sinks.kafka.markers import MarkerStore, check_sink_id, other_than, transactional_id_of
+from semel.sinks.kafka.opening import is_wrong_setting, require_no_owner, warn_unless_verified
 from semel.sinks.kafka.rows import RecordLayout
 from semel.sinks.kafka.source_group import SourceGroup
-from semel.sinks.kafka.topics import TopicShape, await_shape, find_shape, read_shape
+from semel.sinks.kafka.topics import TopicShape, TopicShapes
 from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
@@ -52,25 +51,8 @@ from semel.sinks.service import ServiceAddress
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import SourceOffsets, TransactionalSink
 from semel.wire.compression import Codec
-from semel.wire.errors import ErrorCode
-
-LOGGER: Final = logging.getLogger(__name__)
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
-# What a broker answers to settings that somebody has to mend: there, or here.
-WRONG_SETTINGS: Final = frozenset(
-    {
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_TOPIC_EXCEPTION,
-        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
-        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
-        ErrorCode.GROUP_AUTHORIZATION_FAILED,
-        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
-        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ErrorCode.SASL_AUTHENTICATION_FAILED,
-        ErrorCode.UNSUPPORTED_VERSION,
-    }
-)
 
 
 class KafkaSink(TransactionalSink):
@@ -117,16 +99,7 @@ class KafkaSink(TransactionalSink):
         self._markers = MarkerStore("", topic)
         self._source: SourceGroup | None = None
         self._clock = TransactionClock(transaction_timeout, time.monotonic)
-        # None: there is no such topic.
-        self._shapes: dict[str, TopicShape | None] = {}
-
-    @property
-    def partition_count(self) -> int:
-        """How many partitions the output topic had when the sink was opened, or last begun."""
-        shape = self._shapes.get(self.topic)
-        if shape is None:
-            raise ConfigError("the number of partitions is known once the sink is open")
-        return shape.partition_count
+        self._topics: TopicShapes | None = None
 
     # Opening
 
@@ -147,23 +120,24 @@ class KafkaSink(TransactionalSink):
             await self._close()  # it belongs to this loop, and whoever tries again may have another
             if isinstance(error, SemelError | OSError) and not isinstance(error, SinkError):
                 raise InitFailed(
-                    f"sink {self.sink_id!r} cannot be opened: {error}", is_permanent=_is_wrong_setting(error)
+                    f"sink {self.sink_id!r} cannot be opened: {error}", is_permanent=is_wrong_setting(error)
                 ) from error
             raise
 
     async def _take(self, owner: Owner) -> Marker:
         cluster = self._cluster = self._new_cluster()
         self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
-        self._shapes = {topic: await await_shape(cluster, topic) for topic in self._own_topics}
+        topics = self._topics = TopicShapes(cluster, self._own_topics)
+        await topics.open()
         if not self.settings.fence_on_open:
-            await self._require_no_owner(cluster)
+            await require_no_owner(cluster, self._markers)
         transaction = self._transaction = SharedTransaction(
             cluster, transactional_id_of(self.sink_id), self._transaction_options()
         )
         await transaction.open()
         if transaction.version < VERSION_2:
-            await self._warn_unless_verified(Admin(cluster))
-        claims = LocalClaims(self._book, self._join, self._shape)
+            await warn_unless_verified(cluster, self.sink_id)
+        claims = LocalClaims(self._book, self._join, topics.find)
         self._home = HomeAccess(claims, cluster, self.metrics)
         if self._shared_host is not None:
             self._service = ClaimService(claims)
@@ -182,7 +156,7 @@ class KafkaSink(TransactionalSink):
             end_timeout_ms=round(self.settings.commit_timeout * 1000),
         )
 
-    def _writer_settings(self) -> WriterSettings:
+    def _writer_settings(self, topics: Mapping[str, TopicShape]) -> WriterSettings:
         return WriterSettings(
             sink_id=self.sink_id,
             topic=self.topic,
@@ -192,7 +166,7 @@ class KafkaSink(TransactionalSink):
             connection=self.connection,
             transaction_timeout_ms=round(self.transaction_timeout * 1000),
             max_buffered=self.settings.max_buffered,
-            topics={topic: shape for topic, shape in self._shapes.items() if shape is not None},
+            topics=topics,
         )
 
     @property
@@ -203,63 +177,6 @@ class KafkaSink(TransactionalSink):
         """Partitions that writers are about to write to."""
         self._clock.join()
         await self._require_transaction().add_partitions(partitions)
-
-    async def _count_again(self) -> None:
-        """Partitions that were added are used from the next epoch on; within one, a key has one place."""
-        assert self._cluster is not None
-        try:
-            self._shapes = {topic: await read_shape(self._cluster, topic) for topic in self._own_topics}
-        except SemelError as error:
-            self._shapes = {topic: shape for topic, shape in self._shapes.items() if shape is not None}
-            LOGGER.warning("sink %r goes on with the partitions that it knows: %s", self.sink_id, error)
-
-    async def _shape(self, topic: str) -> Shape | None:
-        """For writers with rows for a topic that only the rows name: counted once for all of an epoch."""
-        if topic not in self._shapes:
-            assert self._cluster is not None
-            found = await find_shape(self._cluster, topic)
-            self._shapes.setdefault(topic, found)  # another may have asked meanwhile
-        shape = self._shapes[topic]
-        return None if shape is None else (shape.partition_count, shape.max_batch_bytes)
-
-    async def _warn_unless_verified(self, admin: Admin) -> None:
-        """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
-        broker = (await admin.describe_cluster()).brokers[0]
-        try:
-            configs = await admin.broker_configs(broker.node_id)
-        except BrokerError as error:
-            if error.code != ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-                raise
-            configs = []
-        if config_value(configs, "transaction.partition.verification.enable") != "true":
-            LOGGER.warning(
-                "the broker at %s does not verify, or does not say, that a transaction is open before it "
-                "takes a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late "
-                "may not be fenced",
-                self.bootstrap,
-                self.sink_id,
-            )
-
-    async def _require_no_owner(self, cluster: Cluster) -> None:
-        """For those who would rather not fence: a transaction that is open has an owner, dead or alive."""
-        try:
-            described = await TransactionAdmin(cluster).describe(transactional_id_of(self.sink_id))
-        except BrokerError as error:
-            if error.code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                raise
-        else:
-            if described.is_open:
-                raise InitFailed(
-                    f"sink {self.sink_id!r} has a transaction open, so it may have an owner, and "
-                    "fence_on_open is off. Stop that one, or wait for its transaction to time out",
-                    is_permanent=False,
-                )
-        found = await self._markers.read(cluster)
-        if found is not None and is_alive(found[1]):
-            raise InitFailed(
-                f"sink {self.sink_id!r} is open in {found[1]}, and fence_on_open is off. Stop that one first",
-                is_permanent=False,
-            )
 
     async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
         """Writes the marker again: that keeps it from expiring, and tells those it fences who did it."""
@@ -276,7 +193,8 @@ class KafkaSink(TransactionalSink):
                 f"epoch {place.epoch} of sink {self.sink_id!r} took too long {MAX_OVERLONG_ATTEMPTS} times: "
                 f"{self._longest}. Then open the sink anew"
             )
-        await self._count_again()
+        assert self._topics is not None
+        await self._topics.count_again()
         try:
             await transaction.begin()
         except FencedError as error:
@@ -291,7 +209,7 @@ class KafkaSink(TransactionalSink):
         return KafkaPlan(
             place,
             transaction.handle(),
-            self._writer_settings(),
+            self._writer_settings(self._topics.known),
             self._service_address,
             self._home,
         )
@@ -306,7 +224,7 @@ class KafkaSink(TransactionalSink):
         joins = source is not None and await source.joins()
         try:
             async with asyncio.timeout(self.settings.commit_timeout):
-                await self._stage(transaction, marker, source_offsets if joins else None)
+                await self._put_marker(transaction, marker, source_offsets if joins else None)
         except TimeoutError as error:
             if source is not None and joins:
                 source.part(error)  # it may be its offsets that nobody takes
@@ -339,7 +257,7 @@ class KafkaSink(TransactionalSink):
             source, self._source = self._source, None
             await source.close()
 
-    async def _stage(
+    async def _put_marker(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
     ) -> None:
         """The marker, and offsets of a source on our own cluster, join the transaction."""
@@ -466,11 +384,3 @@ def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, Committe
         for topic, partitions in source_offsets.offsets.items()
         for partition, offset in partitions.items()
     }
-
-
-def _is_wrong_setting(error: BaseException) -> bool:
-    if isinstance(error, AbortableError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        return False  # the topic was found, and the coordinator has not heard of it yet
-    if isinstance(error, BrokerError):
-        return error.code in WRONG_SETTINGS
-    return isinstance(error, ConfigError)

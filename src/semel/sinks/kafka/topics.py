@@ -1,15 +1,19 @@
 """What a writer has to know of the topics that it writes to."""
 
 import asyncio
+import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from semel.client.admin import Admin, config_value
 from semel.client.cluster import Cluster
-from semel.errors import BrokerError
+from semel.errors import BrokerError, SemelError
 from semel.wire.columns import DEFAULT_MAX_BATCH_BYTES
 from semel.wire.errors import ErrorCode
+
+LOGGER: Final = logging.getLogger(__name__)
 
 NOT_THERE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION})
 # How long a sink that is opened waits for its topics.
@@ -20,10 +24,43 @@ TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 @dataclass(slots=True, frozen=True)
 class TopicShape:
-    """Counted once, so that all writers of an epoch put a key in the same place."""
+    """How many partitions a topic has, and the most bytes that a batch may have there."""
 
     partition_count: int
     max_batch_bytes: int
+
+
+class TopicShapes:
+    """The topics of a sink, counted once an epoch, so that all of its writers put a key in the same place."""
+
+    def __init__(self, cluster: Cluster, own: Sequence[str]) -> None:
+        self._cluster = cluster
+        self._own = own
+        # None: there is no such topic.
+        self._found: dict[str, TopicShape | None] = {}
+
+    @property
+    def known(self) -> dict[str, TopicShape]:
+        return {topic: shape for topic, shape in self._found.items() if shape is not None}
+
+    async def open(self) -> None:
+        """The sink's own topics must be there."""
+        self._found = {topic: await await_shape(self._cluster, topic) for topic in self._own}
+
+    async def count_again(self) -> None:
+        """Partitions that were added are used from the next epoch on; within one, a key has one place."""
+        try:
+            self._found = {topic: await read_shape(self._cluster, topic) for topic in self._own}
+        except SemelError as error:
+            self._found = dict(self.known)
+            LOGGER.warning("%s: going on with the partitions that are known: %s", ", ".join(self._own), error)
+
+    async def find(self, topic: str) -> TopicShape | None:
+        """Of a topic that only the rows name: looked for once for all writers of an epoch."""
+        if topic not in self._found:
+            found = await find_shape(self._cluster, topic)
+            self._found.setdefault(topic, found)  # another may have asked meanwhile
+        return self._found[topic]
 
 
 async def read_shape(cluster: Cluster, topic: str) -> TopicShape:

@@ -3,7 +3,7 @@
 A writer gathers rows, finds their partitions, claims those that are new to it, and sends record batches that
 are encoded straight from the Arrow columns. Rules:
 
-- A partition is claimed before anything is sent to it (`semel.sinks.claims`).
+- A partition is claimed before anything is sent to it (`semel.sinks.kafka.claims`).
 - Rows of one partition keep their order. Rows without a key go, a handful at a time, to the partitions that
   are the task's own: task i of n has those with p mod n = i.
 - A row that no batch can hold, whose topic is null or whose partition does not exist is bad. It fails the
@@ -26,9 +26,9 @@ from semel.client.partition_writer import PartitionWriter, SharedWriter
 from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import FencedError, SemelError
-from semel.sinks.claims import Claims, LocalClaims, RemoteClaims
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
+from semel.sinks.kafka.claim_service import Claims, LocalClaims, RemoteClaims
 from semel.sinks.kafka.markers import MarkerStore, other_than
 from semel.sinks.kafka.rows import (
     RecordLayout,
@@ -298,8 +298,7 @@ class KafkaWriter(Writer):
         if not TOPIC_NAME.fullmatch(topic):
             return None  # there can be none, and brokers hang up on who asks for very long ones
         if topic not in self._shapes:
-            told = await self._claims.shape(self._claimant, topic)
-            self._shapes[topic] = None if told is None else TopicShape(*told)
+            self._shapes[topic] = await self._claims.shape(self._claimant, topic)
         return self._shapes[topic]
 
     def _targets(
