@@ -1,13 +1,10 @@
 """Looking at the sinks of a database, and setting a marker by hand: what `semel sink` does."""
 
-import os
-import socket
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from semel.sinks.errors import SinkError
-from semel.sinks.marker import ANY_QUERY, Marker, Owner
+from semel.sinks.marker import ANY_QUERY, BY_HAND, Marker, Owner
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.names import stage_prefix
@@ -98,5 +95,4 @@ class SqlRegistry:
 
 
 def _nobody(session: SqlSession) -> Holder:
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(Owner(socket.gethostname(), os.getpid(), "adopt", since), session.session_id, LABEL)
+    return Holder(Owner.here(BY_HAND), session.session_id, LABEL)
