@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from semel.spark.reader import Connector
 
 
+OFFSET_LOG_VERSION: Final = "spark.sql.streaming.offsetLog.formatVersion"
 ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
@@ -112,9 +113,17 @@ def test_every_record_arrives_once_in_the_partition_of_its_key(pipeline: Pipelin
     assert {(record.key, record.value, partition) for partition, record in found} == expected
 
 
-def test_the_source_offsets_are_committed_for_tools_that_show_lag(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("offset_log", [1, 2])
+def test_the_source_offsets_are_committed_for_tools_that_show_lag(
+    pipeline: Pipeline, offset_log: int
+) -> None:
     pipeline.feed(0, ROWS)
-    pipeline.run()
+    pipeline.spark.conf.set(OFFSET_LOG_VERSION, str(offset_log))
+    try:
+        pipeline.run()
+    finally:
+        pipeline.spark.conf.unset(OFFSET_LOG_VERSION)
+    assert (pipeline.checkpoint / "offsets" / "0").read_text().startswith(f"v{offset_log}\n")
     offsets = asyncio.run(_group_offsets(pipeline, pipeline.name, pipeline.source, 3))
     assert sum(offsets.values()) == ROWS
 

@@ -38,7 +38,7 @@ class BatchOffsets:
         """
         merged: dict[str, dict[int, int]] = {}
         for line in self.sources:
-            for where, offset in (of_source(line) or {}).items():
+            for where, offset in (of_source(_without_name(line)) or {}).items():
                 partitions = merged.setdefault(where.topic, {})
                 partitions[where.partition] = min(offset, partitions.get(where.partition, offset))
         return merged
@@ -50,6 +50,11 @@ def parse_offsets(text: str) -> BatchOffsets:
     if len(lines) < HEADER_LINES or not lines[0].startswith("v"):
         raise ConfigError(f"the checkpoint's offsets are in no format that is known: {text[:80]!r}")
     return BatchOffsets(tuple(lines[HEADER_LINES:]))
+
+
+def _without_name(line: str) -> str:
+    """From version 2 on (`spark.sql.streaming.offsetLog.formatVersion`) a line begins with its source's."""
+    return line[max(line.find("{"), 0) :]
 
 
 class Checkpoint:

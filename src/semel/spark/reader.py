@@ -67,6 +67,9 @@ def register(spark: "SparkSession") -> None:
     from semel.spark.source import SemelDataSource
 
     require_classic(spark)
+    jsession: Any = spark._jsparkSession
+    if jsession.sessionState().dataSourceManager().dataSourceExists(PYTHON_FORMAT):
+        return  # Spark warns of every further time
     with _active(spark):
         spark.dataSource.register(SemelDataSource)
 

@@ -74,6 +74,12 @@ def test_offsets_of_several_topics_are_taken_together_and_those_of_other_sources
     assert found.by_topic() == {"a": {0: 1, 1: 2}, "b": {0: 3}}
 
 
+def test_offsets_of_sources_that_have_names_are_read_without_them() -> None:
+    named = offsets_text(1, '1:{"b":{"0":3}}', '0:{"a":{"0":1}}', 'clicks:{"c":{"0":5}}', "other:-", "7:8")
+    found = parse_offsets(named.replace("v1", "v2", 1))
+    assert found.by_topic() == {"a": {0: 1}, "b": {0: 3}, "c": {0: 5}}
+
+
 @pytest.mark.parametrize("ends", [(7, 3), (3, 7), (3, 7, 5)])
 def test_a_topic_of_several_sources_is_read_as_far_as_the_slowest_of_them(ends: tuple[int, ...]) -> None:
     sources = ['{"a":{"0":%d,"1":9}}' % end for end in ends]  # noqa: UP031 - braces
