@@ -21,6 +21,7 @@ from postgres_server import postgres, postgres_cluster  # noqa: E402, F401
 from spark_cases import DriverProcess, StartDriver, driver_session, why_no_spark  # noqa: E402
 
 if TYPE_CHECKING:
+    from pipeline_cases import Pipeline
     from pyspark.sql import SparkSession
 
 
@@ -112,6 +113,32 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProc
         yield process.start()
     finally:
         process.kill()
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
+    """Apache Kafka for one test, which may kill it."""
+    missing = why_no_kafka()
+    if missing is not None:
+        pytest.skip(missing)
+    process = KafkaProcess(tmp_path / "kafka")
+    try:
+        yield process.start()
+    finally:
+        process.kill()
+
+
+@pytest.fixture
+def pipeline(
+    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
+) -> Iterator[Pipeline]:
+    """Into the target that `target_cases.into` names."""
+    from target_cases import make_pipeline
+
+    pipeline = make_pipeline(request.param, spark, topic, tmp_path, request)
+    yield pipeline
+    for query in pipeline.spark.streams.active:
+        query.stop()
 
 
 @pytest.fixture

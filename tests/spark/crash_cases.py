@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-import pytest
-from kafka_process import KafkaProcess, why_no_kafka
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import Row, create_topic
 
@@ -27,6 +26,7 @@ STEP_MS: Final = 1000
 WINDOW_S: Final = 5
 PAYS_AFTER_S: Final = 4
 ORDERS: Final = 400
+LAST_AFTER_MS: Final = 100 * ORDERS * STEP_MS
 PARTITIONS: Final = {"orders": 3, "payments": 2, "numbers": 2}
 # Small ones, so that a batch has committed and aborted records, and of every partition as many.
 TRANSACTION_ROWS: Final = 24
@@ -34,19 +34,11 @@ ABORTED_ROWS: Final = 12
 WATERMARK: Final = "10 seconds"
 ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STATE: Final = "spark.sql.streaming.stateStore"
-
-
-@pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
-    """Apache Kafka for one test, which may kill it."""
-    missing = why_no_kafka()
-    if missing is not None:
-        pytest.skip(missing)
-    process = KafkaProcess(tmp_path / "kafka")
-    try:
-        yield process.start()
-    finally:
-        process.kill()
+# What a version of the state is in, in each format.
+STATE_FILES: Final = {
+    1: re.compile(r"\d+\.zip"),
+    2: re.compile(r"\d+_[0-9a-f-]{36}\.(changelog|zip)"),
+}
 
 
 def feed(bootstrap: str) -> None:
@@ -102,8 +94,7 @@ def aborted(topic: str, i: int) -> tuple[str, Row]:
 
 def last(partition: int) -> tuple[str, Row]:
     """Far in the future: closes every window."""
-    time_ms = BEGIN_MS + 100 * ORDERS * STEP_MS
-    return "numbers", Row(b"0", b"end", partition=partition, timestamp_ms=time_ms)
+    return "numbers", Row(b"0", b"end", partition=partition, timestamp_ms=BEGIN_MS + LAST_AFTER_MS)
 
 
 # What is computed with state
@@ -114,6 +105,13 @@ def keep_state(spark: SparkSession, state_format: int) -> None:
     spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
     spark.conf.set(f"{STATE}.checkpointFormatVersion", str(state_format))
     spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", str(state_format == 2).lower())
+
+
+def check_state(checkpoint: Path, state_format: int) -> None:
+    """What `keep_state` has asked for is what there is."""
+    kept = {path.name for kind in ("zip", "changelog") for path in (checkpoint / "state").rglob(f"*.{kind}")}
+    assert kept, f"no state in RocksDB: {checkpoint}"
+    assert all(STATE_FILES[state_format].fullmatch(name) for name in kept), (state_format, kept)
 
 
 def windows(df: DataFrame) -> DataFrame:
@@ -168,9 +166,19 @@ def expected_windows() -> Counter[Content]:
     )
 
 
+def expected_totals() -> Counter[Content]:
+    """With `update`, that window is told of, too, which closes the others and which nothing closes."""
+    start = (BEGIN_MS + LAST_AFTER_MS) // 1000 // WINDOW_S * WINDOW_S
+    last = {"count": PARTITIONS["numbers"], "sum": 0}
+    text = json.dumps(last, separators=(",", ":"))
+    return expected_windows() + Counter([(str(start).encode(), text.encode())])
+
+
 def expected(pipeline: str) -> Counter[Content]:
     if pipeline == "unkeyed":
         return expected_values()
+    if "totals" in pipeline:
+        return expected_totals()
     if "join" in pipeline:
         return expected_join()
     return expected_windows() if "windows" in pipeline else expected_records()

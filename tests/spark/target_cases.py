@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from click.testing import CliRunner
+from crash_cases import check_state, keep_state
 from mariadb_server import MariaDBServer
 from pipeline_cases import Pipeline
 from spark_cases import delete_records
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TARGETS: Final = ("semel", "kafka", "postgres", "mariadb")
-# Semel, with a query that keeps state and still gives each row once.
-STATE: Final = "state"
+# Semel, with a query that keeps state and still gives each row once: in both formats of RocksDB.
+STATES: Final = {"state": 1, "state2": 2}
 OUTPUT_PARTITIONS: Final = 4
 # Of DeleteRecords: everything that is there.
 TO_THE_END: Final = -1
@@ -66,6 +67,17 @@ async def _delete_group(bootstrap: str, group: str) -> None:
 
 class StatefulPipeline(TargetPipeline):
     """Every value is remembered in Spark's state, and goes on the first time that it is seen."""
+
+    def __init__(
+        self, spark: SparkSession, bootstrap: str, name: str, directory: Path, state_format: int
+    ) -> None:
+        super().__init__(spark.newSession(), bootstrap, name, directory)
+        keep_state(self.spark, state_format)
+        self.state_format = state_format
+
+    def check(self, stop: int, topic: str | None = None) -> None:
+        super().check(stop, topic)
+        check_state(self.checkpoint, self.state_format)
 
     def read(self, per_batch: int = 50) -> DataFrame:
         return super().read(per_batch).dropDuplicates(["value"])
@@ -133,14 +145,21 @@ class MariaDBPipeline(TablePipeline):
         return ["--mysql", self.url]
 
 
+def into(*targets: str) -> pytest.MarkDecorator:
+    """The test is run with a pipeline into each of these."""
+    return pytest.mark.parametrize("pipeline", targets, indirect=True)
+
+
 def make_pipeline(
     target: str, spark: SparkSession, name: str, directory: Path, request: pytest.FixtureRequest
 ) -> TargetPipeline:
-    """A pipeline into one of TARGETS, or with STATE. Only the servers that it needs are started."""
+    """A pipeline into one of TARGETS, or with state. Only the servers that it needs are started."""
     broker = request.getfixturevalue("kafka_broker" if target == "kafka" else "shared_broker")
     given = (spark, broker.bootstrap, name, directory)
     if target == "postgres":
         return PostgresPipeline(*given, request.getfixturevalue("postgres"))
     if target == "mariadb":
         return MariaDBPipeline(*given, request.getfixturevalue("mariadb"))
-    return StatefulPipeline(*given) if target == STATE else TargetPipeline(*given)
+    if target in STATES:
+        return StatefulPipeline(*given, STATES[target])
+    return TargetPipeline(*given)

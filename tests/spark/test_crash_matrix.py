@@ -11,23 +11,19 @@ content.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 from broker_process import BrokerProcess
-from crash_cases import ORDERS, check, feed, own_kafka  # noqa: F401
+from crash_cases import ORDERS, check, check_state, feed
 from kafka_process import KafkaProcess
+from mariadb_server import MariaDBServer
 from spark_cases import DriverProcess, StartDriver, committed_records, create_topic
 from standalone_cluster import StandaloneCluster
 
 from semel.testing.postgres_server import PostgresServer
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 # A chain has nine lives, each with a JVM of its own.
 pytestmark = pytest.mark.timeout(900)
@@ -57,7 +53,7 @@ WITH_ROWS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", 
 INTO_TOPICS: Final = ("windows", "keyed", "unkeyed", "windows2", "recut", "join")
 # Both databases and both strategies, with and without state; the others are all that is left.
 INTO_TABLES: Final = (
-    "pg_windows",
+    "pg_totals",
     "my_orders",
     "my_join",
     "pg_recut",
@@ -73,12 +69,15 @@ INTO_STAGES: Final = (
     "my_staged_join",
     "my_windows2",
 )
+INTO_TOTALS: Final = ("pg_staged_totals", "my_totals", "my_staged_totals", "pg_windows")
 # With rows in the target, committed, and on their way: where the steps themselves are not the question.
 FEW_STEPS: Final = ("before_end", "after_end", "amid_tasks")
 ON_A_CLUSTER: Final = ("windows2", "join", "keyed")
 CLUSTER_CORES: Final = 3
 BY_SPARK: Final = ("by_spark_keyed", "by_spark_windows")
-STATEFUL: Final = ("windows", "join")
+STATEFUL: Final = ("windows", "totals", "join")
+# Of those, the ones whose state is in RocksDB's first format.
+IN_FORMAT_1: Final = ("windows", "pg_windows", "my_windows", "pg_totals", "my_staged_totals")
 # Into how many partitions `recut` shuffles, or into as few as will do. Of three, as there may be a life
 # without a batch between that in which one died and that in which it is replayed.
 CUTS: Final = ("", "2", "3")
@@ -118,8 +117,17 @@ def lives_of(pipelines: Sequence[str], steps: Sequence[str] = STEPS) -> list[dic
 
 def step_of(pipeline: str, step: str) -> str:
     """Without state nothing is executed when a batch is skipped: another recovery instead."""
-    has_state = any(name in pipeline for name in STATEFUL)
-    return "in_recovery" if step == "in_skip" and not has_state else step
+    return "in_recovery" if step == "in_skip" and not has_state(pipeline) else step
+
+
+def has_state(pipeline: str) -> bool:
+    return any(name in pipeline for name in STATEFUL)
+
+
+def check_states(directory: Path, pipelines: Iterable[str]) -> None:
+    for pipeline in filter(has_state, pipelines):
+        checkpoint = directory / "lives" / "checkpoints" / pipeline
+        check_state(checkpoint, 1 if pipeline in IN_FORMAT_1 else 2)
 
 
 class Chain:
@@ -222,6 +230,7 @@ def survive(
         found = committed_records(bootstrap, f"{pipeline}-out")
         check(pipeline, ((record.key, record.value) for _, record in found))
     check_recut(pipelines, chain.logs)
+    check_states(directory, pipelines)
 
 
 def check_recut(pipelines: Iterable[str], logs: list[str]) -> None:
@@ -253,7 +262,7 @@ def test_pipelines_into_topics_survive_a_driver_killed_at_every_step(
 
 
 def test_pipelines_on_apache_kafka_survive_a_driver_killed_at_every_step(
-    own_kafka: KafkaProcess,  # noqa: F811
+    own_kafka: KafkaProcess,
     start_driver: StartDriver,
     tmp_path: Path,
 ) -> None:
@@ -282,22 +291,24 @@ def test_pipelines_from_sparks_own_source_survive_a_driver_that_is_killed(
         INTO_TABLES,
         pytest.param(INTO_OTHERS, marks=pytest.mark.soak),
         pytest.param(INTO_STAGES, marks=pytest.mark.soak),
+        pytest.param(INTO_TOTALS, marks=pytest.mark.soak),
     ],
-    ids=["most", "others", "stages"],
+    ids=["most", "others", "stages", "totals"],
 )
 def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess,
     start_driver: StartDriver,
     tmp_path: Path,
-    postgres: PostgresServer,  # noqa: F811
-    mariadb: MariaDBServer,  # noqa: F811
+    postgres: PostgresServer,
+    mariadb: MariaDBServer,
     pipelines: Sequence[str],
 ) -> None:
     servers: dict[str, Query] = {"pg": postgres.query, "my": mariadb.query}
     tables = {pipeline: servers[pipeline.partition("_")[0]] for pipeline in pipelines}
     feed(broker.bootstrap)
     for pipeline, query in tables.items():
-        query(f"CREATE TABLE {pipeline} (id varchar(40), content varchar(100))")
+        key = "PRIMARY KEY" if "totals" in pipeline else ""
+        query(f"CREATE TABLE {pipeline} (id varchar(40) {key}, content varchar(100))")
     where = {"TEST_POSTGRES": postgres.dsn, "TEST_MYSQL": mariadb.url()}
     chain = Chain(start_driver, broker.bootstrap, tmp_path, pipelines, MASTER, **where)
     chain.live_through(lives_of(pipelines))
@@ -305,3 +316,4 @@ def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
         rows = query(f"SELECT id, content FROM {pipeline}")
         check(pipeline, ((str(key).encode(), str(value).encode()) for key, value in rows))
     check_recut(pipelines, chain.logs)
+    check_states(tmp_path, pipelines)

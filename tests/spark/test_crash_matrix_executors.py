@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Final, TypeAlias
 
 import pytest
 from broker_process import BrokerProcess
-from crash_cases import Content, feed, own_kafka  # noqa: F401
+from crash_cases import Content, feed
 from crash_cases import expected as expected_with_state
 from kafka_process import KafkaProcess
+from mariadb_server import MariaDBServer
 from spark_cases import (
     HERE,
     LOCAL_CLUSTER,
@@ -27,10 +27,6 @@ from spark_cases import (
 from standalone_cluster import StandaloneCluster
 
 from semel.testing.postgres_server import PostgresServer
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -137,7 +133,8 @@ def addresses_of(servers: Iterable[Server]) -> dict[str, str]:
 def check_in_vain(name: str, in_vain: int) -> None:
     """A second attempt at a task spoils its epoch, which is run again; where rows are staged it does not.
 
-    Unless Spark gives the whole job up: rows that come from a shuffle it does not make anew in part.
+    So both writers of a task whose shuffle files are lost have staged their rows. Unless Spark gives the
+    whole job up: rows that come from a shuffle it does not make anew in part.
     """
     target, misfortune, *state = name.split("-")
     if "staged" not in target:
@@ -166,7 +163,7 @@ def test_whatever_happens_to_tasks_and_executors_every_row_arrives_once(
 ) -> None:
     names = named("keyed", ALL) + named("topic", IN_CODE)
     names += named("table", (*ALL, "executor-windows", "last_row-windows2", "shuffle-join"))
-    names += named("staged", ("last_row", "executor", "last_row-windows2", "shuffle-windows"))
+    names += named("staged", ("last_row", "shuffle", "executor", "last_row-windows2", "shuffle-windows"))
     suffer(request, start_driver, tmp_path, names)
 
 

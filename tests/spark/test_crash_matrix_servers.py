@@ -5,7 +5,6 @@ It dies with an epoch open, as it says itself: rows are there and not committed,
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,16 +14,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pytest
 from broker_process import BrokerProcess
-from crash_cases import (  # noqa: F401
+from crash_cases import (
     Content,
     expected,
     feed,
     joined,
     keep_state,
-    own_kafka,
     windows,
 )
 from kafka_process import KafkaProcess
+from mariadb_server import MariaDBServer
 from open_epochs import (
     Hold,
     IsOpen,
@@ -44,10 +43,6 @@ from semel.sinks import MySQLSink, PostgresSink
 from semel.sinks.sink import TransactionalSink
 from semel.spark import PipelineQuery
 from semel.testing.postgres_server import PostgresServer
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from mariadb_server import MariaDBServer, mariadb, mariadb_server  # noqa: F401
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from spark_cases import (
     committed_records,
     create_topic,
     produce,
-    produce_transaction,
 )
 
 import semel.spark
@@ -40,9 +38,6 @@ from semel.sinks.receipts import Place, Receipt
 from semel.sinks.sink import SourceOffsets
 from semel.testing.postgres_server import PostgresServer
 from semel.wire.partitioner import partition_for_key
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -194,22 +189,6 @@ def test_a_partition_column_and_null_keys_find_their_partitions(pipeline: Pipeli
             assert partition == partition_for_key(b"k%d" % i, 4)
 
 
-def test_batches_may_be_empty(pipeline: Pipeline) -> None:
-    query = pipeline.start(trigger="100 milliseconds")
-    query.processAllAvailable()
-    # Aborted records move the offsets, and give a batch without a row.
-    rows = [Row(b"aborted", b"k", partition=i % 3) for i in range(30)]
-    produce_transaction(
-        pipeline.bootstrap, pipeline.source, rows, commit=False, transactional_id=pipeline.name
-    )
-    query.processAllAvailable()
-    pipeline.feed(0, ROWS)
-    query.processAllAvailable()
-    query.stop()
-    pipeline.check(ROWS)
-    assert query.sinks[0].metrics.commits > ROWS // 50 + 1, "no batch was empty"
-
-
 @pytest.mark.parametrize("pipeline", ["shared_broker", "kafka_broker"], indirect=True)
 def test_partitions_that_are_added_to_the_output_lose_and_double_nothing(pipeline: Pipeline) -> None:
     pipeline.feed(0, ROWS)
@@ -224,6 +203,59 @@ def test_partitions_that_are_added_to_the_output_lose_and_double_nothing(pipelin
     pipeline.check(3 * ROWS)
     used = {partition for partition, _ in committed_records(pipeline.bootstrap, pipeline.target)}
     assert used == set(range(6))
+
+
+def test_a_source_need_not_be_a_topic(pipeline: Pipeline, tmp_path: Path) -> None:
+    """Files, whose names and not whose offsets are in the checkpoint; a batch is known again all the same."""
+
+    def add_file(start: int, stop: int) -> None:
+        numbers = pipeline.spark.range(start, stop, 1, 1)
+        texts = [F.format_string(f"{name[0]}%d", "id").alias(name) for name in ("key", "value")]
+        rows = numbers.select(*texts)
+        rows.write.mode("append").parquet(str(tmp_path / "files"))
+
+    def run() -> semel.spark.PipelineQuery:
+        files = pipeline.spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", "1")
+        return pipeline.run(df=files.parquet(str(tmp_path / "files")))
+
+    add_file(0, 30)
+    add_file(30, 60)
+    assert run().batches == 2
+    assert pipeline.forget_last_commit() == 1
+    add_file(60, 90)
+    query = run()
+    assert (query.skipped, query.rows) == (1, 30)
+    pipeline.check(90)
+
+
+def test_the_whole_result_takes_the_place_of_the_one_before(
+    pipeline: Pipeline, postgres: PostgresServer
+) -> None:
+    """With `complete`, batch after batch."""
+    postgres.query("CREATE TABLE totals (digit text PRIMARY KEY, count bigint)")
+
+    def run() -> int:
+        counted = pipeline.read(ROWS).groupBy(F.substring(F.col("key").cast("string"), 2, 1).alias("digit"))
+        query = semel.spark.exactly_once(
+            counted.count(),
+            PostgresSink(postgres.dsn, "totals", mode="upsert", keys=["digit"]),
+            name=pipeline.name,
+            checkpoint=pipeline.checkpoint,
+            output_mode="complete",
+        ).start("availableNow")
+        query.awaitTermination()
+        return query.rows
+
+    def check(stop: int) -> None:
+        found = postgres.query("SELECT digit, count FROM totals")
+        assert sorted(map(tuple, found)) == sorted(Counter(str(i)[0] for i in range(stop)).items())
+
+    pipeline.feed(0, 5)
+    assert run() == 5
+    check(5)
+    pipeline.feed(5, 30)
+    assert run() == 9, "those that have not changed come again"
+    check(30)
 
 
 # Replays
@@ -339,7 +371,7 @@ def test_a_query_of_sparks_own_sink_moves_over_with_its_checkpoint(
 
 def test_a_query_that_fills_a_table_by_itself_moves_over_with_its_checkpoint(
     pipeline: Pipeline,
-    postgres: PostgresServer,  # noqa: F811
+    postgres: PostgresServer,
 ) -> None:
     postgres.query("CREATE TABLE arrived (value text)")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,9 +15,6 @@ from spark_cases import Row, committed_records, create_topic, produce
 
 from semel.spark.running import load
 from semel.testing.postgres_server import PostgresServer
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,13 +41,16 @@ def enriched(i: int) -> dict[str, object]:
 def feed(bootstrap: str) -> None:
     for topic in ("orders", "payments"):
         create_topic(bootstrap, topic, 3, retention_ms="-1")
-    orders = [
-        Row(json.dumps(order_json(i)).encode(), b"o%d" % i, timestamp_ms=BEGIN_MS + i * 1000)
-        for i in range(ORDERS)
-    ]
     payments = [Row(b"paid", b"o%d" % i, timestamp_ms=BEGIN_MS + i * 1000 + 500) for i in range(ORDERS)]
-    produce(bootstrap, "orders", orders)
+    feed_orders(bootstrap, range(ORDERS))
     produce(bootstrap, "payments", payments)
+
+
+def feed_orders(bootstrap: str, numbers: Iterable[int]) -> None:
+    orders = [
+        Row(json.dumps(order_json(i)).encode(), b"o%d" % i, timestamp_ms=BEGIN_MS + i * 1000) for i in numbers
+    ]
+    produce(bootstrap, "orders", orders)
 
 
 @pytest.fixture(scope="module")
@@ -98,26 +98,34 @@ def test_orders_are_joined_with_their_payments(spark: SparkSession, fed_broker: 
 
 def test_totals_of_each_minute_are_brought_up_to_date_in_a_table(
     spark: SparkSession,
-    fed_broker: BrokerProcess,
-    postgres: PostgresServer,  # noqa: F811
+    broker: BrokerProcess,
+    postgres: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("BOOTSTRAP", broker.bootstrap)
     monkeypatch.setenv("POSTGRES", postgres.dsn)
+    create_topic(broker.bootstrap, "orders", 3, retention_ms="-1")
     postgres.query("CREATE TABLE totals (minute timestamptz PRIMARY KEY, orders bigint, cents bigint)")
-    run("windowed_totals.py", spark)
-    expected: dict[int, list[int]] = {}
-    for i in range(ORDERS):
-        expected.setdefault((BEGIN_MS // 1000 + i) // 60 * 60, []).append(i)
-    found = postgres.query("SELECT extract(epoch FROM minute)::bigint, orders, cents FROM totals ORDER BY 1")
-    assert [tuple(row) for row in found] == [
-        (start, len(of), sum(of)) for start, of in sorted(expected.items())
-    ]
+    amid_a_minute = 100
+    for some in (range(amid_a_minute), range(amid_a_minute, ORDERS)):
+        feed_orders(broker.bootstrap, some)
+        run("windowed_totals.py", spark)
+        found = postgres.query("SELECT extract(epoch FROM minute)::bigint, orders, cents FROM totals")
+        assert sorted(map(tuple, found)) == totals_of(range(some.stop))
+
+
+def totals_of(numbers: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Of each minute its beginning, how many orders, and their sum."""
+    minutes: dict[int, list[int]] = {}
+    for i in numbers:
+        minutes.setdefault((BEGIN_MS // 1000 + i) // 60 * 60, []).append(i)
+    return [(start, len(of), sum(of)) for start, of in sorted(minutes.items())]
 
 
 def test_a_topic_and_a_table_both_have_every_valid_order_once(
     spark: SparkSession,
     fed_broker: BrokerProcess,
-    postgres: PostgresServer,  # noqa: F811
+    postgres: PostgresServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("POSTGRES", postgres.dsn)

@@ -9,37 +9,22 @@ import asyncio
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from spark_cases import create_topic
-from target_cases import STATE, TARGETS, TargetPipeline, adopt, make_pipeline
+from spark_cases import Row, create_topic, produce_transaction
+from target_cases import STATES, TARGETS, TargetPipeline, adopt, into
 
 from semel.sinks.errors import FencedOut, MarkerMismatch
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import State, TransactionalSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 # Two batches.
 FEW: Final = 60
-
-
-def into(*targets: str) -> pytest.MarkDecorator:
-    """The test is run with a pipeline into each of these."""
-    return pytest.mark.parametrize("pipeline", targets, indirect=True)
-
-
-@pytest.fixture
-def pipeline(
-    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
-) -> Iterator[TargetPipeline]:
-    yield make_pipeline(request.param, spark, topic, tmp_path, request)
-    for query in spark.streams.active:
-        query.stop()
 
 
 def fails(pipeline: TargetPipeline, match: str) -> None:
@@ -60,7 +45,7 @@ def copy_of(checkpoint: Path) -> Path:
     return Path(shutil.copytree(checkpoint, checkpoint.with_name("copy")))
 
 
-@into(*TARGETS, STATE)
+@into(*TARGETS, *STATES)
 def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: TargetPipeline) -> None:
     pipeline.feed(0, FEW)
     pipeline.run()
@@ -70,7 +55,7 @@ def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: Targ
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, STATE)
+@into(*TARGETS, *STATES)
 def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -85,7 +70,7 @@ def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, STATE)
+@into(*TARGETS, *STATES)
 def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -100,7 +85,7 @@ def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, STATE)
+@into(*TARGETS, *STATES)
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_same_again(
     pipeline: TargetPipeline,
 ) -> None:
@@ -125,7 +110,7 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on
     fails(pipeline, "other source offsets")
 
 
-@into(STATE)
+@into(*STATES)
 def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one_goes_on(
     pipeline: TargetPipeline,
 ) -> None:
@@ -218,3 +203,29 @@ def test_who_opens_the_sink_fences_the_driver_that_has_it(pipeline: TargetPipeli
 async def _take(pipeline: TargetPipeline) -> None:
     async with pipeline.sink() as other:
         await other.open(pipeline.name)
+
+
+@into(*TARGETS)
+def test_batches_without_rows_are_committed_like_others(pipeline: TargetPipeline) -> None:
+    """Aborted records move the offsets, and give batches without a row: batch 0, and others between."""
+
+    def run() -> tuple[int, int]:
+        query = pipeline.run()
+        return query.batches, query.rows
+
+    feed_in_vain(pipeline)
+    assert run() == (1, 0)
+    pipeline.feed(0, FEW)
+    assert run() == (2, FEW)
+    feed_in_vain(pipeline)
+    assert run() == (1, 0)
+    pipeline.forget_last_commit()
+    assert pipeline.run().skipped == 1
+    pipeline.check(FEW)
+
+
+def feed_in_vain(pipeline: TargetPipeline) -> None:
+    rows = [Row(b"aborted", b"k", partition=i % 3) for i in range(30)]
+    produce_transaction(
+        pipeline.bootstrap, pipeline.source, rows, commit=False, transactional_id=pipeline.name
+    )

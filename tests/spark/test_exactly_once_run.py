@@ -32,6 +32,7 @@ from spark_cases import (
     produce,
     written_records,
 )
+from standalone_cluster import StandaloneCluster
 
 from semel.cli.root import root
 from semel.client.admin import LATEST, READ_COMMITTED, Admin
@@ -222,6 +223,16 @@ def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(su
     assert percents == sorted(percents)
     assert percents[-1] == 100
     assert err.endswith("\r\x1b[2K"), "the bar is left on the screen"
+
+
+def test_a_pipeline_is_kept_alive_on_a_cluster(supervised: Supervised, tmp_path: Path) -> None:
+    with StandaloneCluster(tmp_path / "cluster") as cluster:
+        run = supervised.start("--until-caught-up", "--master", cluster.url, TEST_DEATHS="before-1")
+        _, err = run.communicate(timeout=RUN_TIMEOUT_S)
+        assert "Registered app" in cluster.log
+    assert run.returncode == 0, err
+    assert err.count("started again") == 1
+    supervised.check()
 
 
 def watch_metrics(run: subprocess.Popen[str], port: int) -> str:

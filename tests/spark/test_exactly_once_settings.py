@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from pipeline_cases import Pipeline
 from spark_cases import StartDriver
-from target_cases import TablePipeline, make_pipeline
+from target_cases import TablePipeline, into
 
 from semel.errors import ConfigError, SemelError
 from semel.sinks.blocking import BlockingSink
@@ -29,19 +28,6 @@ if TYPE_CHECKING:
 
 FEW: Final = 30
 ENCRYPTED: Final = "spark.ssl.rpc.enabled"
-
-
-@pytest.fixture
-def pipeline(
-    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
-) -> Iterator[Pipeline]:
-    yield make_pipeline(request.param, spark, topic, tmp_path, request)
-    for query in spark.streams.active:
-        query.stop()
-
-
-def into(*targets: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("pipeline", targets, indirect=True)
 
 
 def refused(

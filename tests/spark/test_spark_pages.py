@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,9 +14,6 @@ from spark_cases import Row, committed_records, create_topic, produce
 import semel.spark
 from semel.spark.running import load
 from semel.testing.postgres_server import PostgresServer
-
-sys.path.append(str(Path(__file__).parents[1] / "sinks"))
-from postgres_server import postgres, postgres_cluster  # noqa: F401
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +56,7 @@ def test_several_sinks_have_every_row(
     spark: SparkSession,
     broker: BrokerProcess,
     tmp_path: Path,
-    postgres: PostgresServer,  # noqa: F811
+    postgres: PostgresServer,
 ) -> None:
     feed(broker)
     create_topic(broker.bootstrap, "valid", 3)

@@ -289,14 +289,14 @@ class MortalSqlSink(MortalSink, SqlSink):
 
 
 class MortalPostgresSink(MortalSqlSink, PostgresSink):
-    def __init__(self, fate: Fate, table: str, strategy: str, columns: dict[str, str] | None = None) -> None:
-        super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy, columns=columns)
+    def __init__(self, fate: Fate, table: str, strategy: str, **options: Any) -> None:
+        super().__init__(os.environ["TEST_POSTGRES"], table, strategy=strategy, **options)
         self._fate = fate
 
 
 class MortalMySQLSink(MortalSqlSink, MySQLSink):
-    def __init__(self, fate: Fate, table: str, strategy: str) -> None:
-        super().__init__(os.environ["TEST_MYSQL"], table, strategy=strategy)
+    def __init__(self, fate: Fate, table: str, strategy: str, **options: Any) -> None:
+        super().__init__(os.environ["TEST_MYSQL"], table, strategy=strategy, **options)
         self._fate = fate
 
 
@@ -353,23 +353,27 @@ class Pipeline:
     def into_topic(self, df: DataFrame, key: str | None = "key") -> semel.spark.PipelineQuery:
         return self.start(df, MortalKafkaSink(self.fate, self.bootstrap, f"{self.name}-out", key))
 
-    def into_postgres(self, df: DataFrame, strategy: str) -> semel.spark.PipelineQuery:
-        return self.start(as_table(df), MortalPostgresSink(self.fate, self.name, strategy))
+    def into_postgres(self, df: DataFrame, strategy: str, **mode: Any) -> semel.spark.PipelineQuery:
+        return self.start(as_table(df), MortalPostgresSink(self.fate, self.name, strategy, **mode))
 
-    def into_mysql(self, df: DataFrame, strategy: str) -> semel.spark.PipelineQuery:
-        return self.start(as_table(df), MortalMySQLSink(self.fate, self.name, strategy))
+    def into_mysql(self, df: DataFrame, strategy: str, **mode: Any) -> semel.spark.PipelineQuery:
+        return self.start(as_table(df), MortalMySQLSink(self.fate, self.name, strategy, **mode))
 
     def into_both(self, df: DataFrame) -> semel.spark.PipelineQuery:
         """First into a topic, then into a table, whose steps are those of `<name>_table`."""
         topic = MortalKafkaSink(self.fate, self.bootstrap, f"{self.name}-out", "key")
         fate = Fate(f"{self.name}_table", self.directory)
         columns = {"key": "id", "value": "content"}
-        table = MortalPostgresSink(fate, f"{self.name}_out", "direct", columns)
+        table = MortalPostgresSink(fate, f"{self.name}_out", "direct", columns=columns)
         return self.start(df.withColumn("key", F.col("key").cast("string")), topic, table)
 
     def start(self, df: DataFrame, *sinks: TransactionalSink) -> semel.spark.PipelineQuery:
         pipeline = semel.spark.exactly_once(
-            df, sinks, name=self.name, checkpoint=self.directory / "checkpoints" / self.name
+            df,
+            sinks,
+            name=self.name,
+            checkpoint=self.directory / "checkpoints" / self.name,
+            output_mode="update" if "totals" in self.name else "append",
         )
         return pipeline.start(trigger="availableNow")
 
@@ -386,6 +390,9 @@ def recut(to: Pipeline) -> DataFrame:
     return to.orders().repartition("key")
 
 
+# Rows that are brought up to date: totals while their windows last.
+UPSERT: dict[str, Any] = {"mode": "upsert", "keys": ["id"]}
+
 PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "keyed": lambda to: to.into_topic(to.orders()),
     "unkeyed": lambda to: to.into_topic(to.orders(), key=None),
@@ -400,19 +407,23 @@ PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "pg_recut": lambda to: to.into_postgres(recut(to), "direct"),
     "pg_windows": lambda to: to.into_postgres(to.windows(state_format=1), "direct"),
     "pg_windows2": lambda to: to.into_postgres(to.windows(state_format=2), "direct"),
+    "pg_totals": lambda to: to.into_postgres(to.windows(state_format=1), "direct", **UPSERT),
     "pg_join": lambda to: to.into_postgres(to.join(), "direct"),
     "pg_staged_orders": lambda to: to.into_postgres(to.orders(), "staged"),
     "pg_staged_recut": lambda to: to.into_postgres(recut(to), "staged"),
     "pg_staged_windows": lambda to: to.into_postgres(to.windows(state_format=2), "staged"),
+    "pg_staged_totals": lambda to: to.into_postgres(to.windows(state_format=2), "staged", **UPSERT),
     "pg_staged_join": lambda to: to.into_postgres(to.join(), "staged"),
     "my_orders": lambda to: to.into_mysql(to.orders(), "direct"),
     "my_recut": lambda to: to.into_mysql(recut(to), "direct"),
     "my_windows": lambda to: to.into_mysql(to.windows(state_format=1), "direct"),
     "my_windows2": lambda to: to.into_mysql(to.windows(state_format=2), "direct"),
+    "my_totals": lambda to: to.into_mysql(to.windows(state_format=2), "direct", **UPSERT),
     "my_join": lambda to: to.into_mysql(to.join(), "direct"),
     "my_staged_orders": lambda to: to.into_mysql(to.orders(), "staged"),
     "my_staged_recut": lambda to: to.into_mysql(recut(to), "staged"),
     "my_staged_windows": lambda to: to.into_mysql(to.windows(state_format=2), "staged"),
+    "my_staged_totals": lambda to: to.into_mysql(to.windows(state_format=1), "staged", **UPSERT),
     "my_staged_join": lambda to: to.into_mysql(to.join(), "staged"),
 }
 
