@@ -134,6 +134,13 @@ class StuckOutput(Output):
         return False
 
 
+class IdleOutput(Output):
+    """The pipeline is never seen in the middle of an epoch."""
+
+    async def is_amid_epoch(self) -> bool:
+        return False
+
+
 @pytest.fixture
 def run_into(monkeypatch: pytest.MonkeyPatch) -> RunInto:
     """Runs a demonstration with this output, in which every look at the clock takes a second."""
@@ -185,10 +192,11 @@ async def test_what_comes_out_twice_after_all_has_come_out_is_seen(run_into: Run
     [
         (SlowOutput(), 0, "time was up with 3 more to kill"),
         (StuckOutput(), 3, "the pipeline has not caught up in time"),
+        (IdleOutput(), 3, "no Spark driver was killed in the middle of an epoch"),
     ],
-    ids=["not killed", "not caught up"],
+    ids=["not killed", "not caught up", "not caught"],
 )
-async def test_time_that_is_up_too_early_is_a_shortfall(
+async def test_what_was_not_shown_is_a_shortfall(
     run_into: RunInto, output: Output, killed: int, shortfall: str
 ) -> None:
     verdict, demonstration = await run_into(output)
