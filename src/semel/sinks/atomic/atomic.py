@@ -165,11 +165,18 @@ class Atomic:
 
     async def open(self) -> None:
         """Takes the name: fences whoever had it, and ends what they left as the database says."""
-        if self._owns_cluster:
-            await self._cluster.connect()
-        cluster_id = await check_broker(self._cluster)
-        rows = await self._take()
-        check_clusters(rows, cluster_id)
+        try:
+            if self._owns_cluster:
+                await self._cluster.connect()
+            cluster_id = await check_broker(self._cluster)
+            rows = await self._take()
+            check_clusters(rows, cluster_id)
+            await self._fill_pool(rows, cluster_id)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _fill_pool(self, rows: list[SlotRow], cluster_id: str | None) -> None:
         try:
             for row in rows:
                 slot = self._make_slot(row, cluster_id)
@@ -180,10 +187,9 @@ class Atomic:
                 else:
                     self._slots.remove(slot)
                     await slot.drop()
+        except SinkError:
+            raise
         except (SemelError, psycopg.Error) as error:
-            await self.close()
-            if isinstance(error, SinkError):
-                raise
             raise InitFailed(f"{self.name!r} could not be opened: {one_line(error)}") from error
 
     async def _recover(self, slot: Slot) -> Recovered:
