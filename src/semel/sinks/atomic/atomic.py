@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -233,16 +233,13 @@ class Atomic:
 
     # Transactions
 
-    def begin(self) -> AbstractAsyncContextManager[AtomicTransaction]:
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AtomicTransaction]:
         """`async with atomic.begin() as tx:` commits if the block succeeds, and drops all of it if it raises.
 
         `CommitFailed`: nothing of it was or will be visible, and it may be run again. `UnknownOutcome`: the
         database did not say; look before running it again. `FencedOut`: another process has taken over.
         """
-        return self._begin()
-
-    @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AtomicTransaction]:
         slot = await self._acquire()
         try:
             yield AtomicTransaction(slot)
