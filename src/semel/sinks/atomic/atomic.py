@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 
 from semel.client.cluster import Cluster
 from semel.client.coordinator import TWO_PHASE_VERSION
-from semel.client.producer import PendingRecord, ProducerIdentity
+from semel.client.producer import PendingRecord
 from semel.errors import FencedError, SemelError
 from semel.sinks.atomic.database import Result, Saved, SlotRow, TransactionTable, connect, one_line
 from semel.sinks.atomic.settings import DEFAULT_POOL, AtomicMetrics, AtomicSettings, check_name
@@ -328,7 +328,7 @@ class Atomic:
         except UnknownOutcome as error:
             await self._find_out(slot, error)
         else:
-            await self._complete(slot, pair)
+            await self._complete(slot)
         self.metrics.commits += 1
         self.metrics.commit_latency.observe(time.monotonic() - started)
 
@@ -346,7 +346,7 @@ class Atomic:
             return error
         return CommitFailed(f"the transaction was not committed: {one_line(error)}")
 
-    async def _complete(self, slot: Slot, pair: ProducerIdentity | None) -> None:
+    async def _complete(self, slot: Slot) -> None:
         """After the decision: nothing that happens here undoes it."""
         try:
             await slot.complete()
