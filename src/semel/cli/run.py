@@ -64,14 +64,13 @@ def command(
     arguments += [argument for setting in settings for argument in ("--setting", setting)]
     arguments += ["--until-caught-up"] if until_caught_up else []
     arguments += [] if trigger is None else ["--trigger", trigger]
-    display = ProgressDisplay(is_shown=not quiet, is_terminal=sys.stderr.isatty())
-    supervisor = Supervisor(arguments, display.show, max_crashes)
-    display.supervisor = supervisor
+    supervisor = Supervisor(arguments, max_crashes)
+    display = ProgressDisplay(supervisor, is_shown=not quiet, is_terminal=sys.stderr.isatty())
     if metrics is not None:
         serve_metrics(metrics, supervisor)
     signal.signal(signal.SIGTERM, lambda number, frame: supervisor.stop())
     signal.signal(signal.SIGINT, lambda number, frame: supervisor.stop())
-    code = supervisor.run()
+    code = supervisor.run(display.show)
     display.finish()
     # Of a pipeline that a signal has ended, the code is negative.
     sys.exit(code if code >= 0 else FAILED)
@@ -80,8 +79,8 @@ def command(
 class ProgressDisplay:
     """How far the pipelines of the file are: a bar for each on a terminal, now and then a line elsewhere."""
 
-    def __init__(self, *, is_shown: bool, is_terminal: bool) -> None:
-        self.supervisor: Supervisor | None = None
+    def __init__(self, supervisor: Supervisor, *, is_shown: bool, is_terminal: bool) -> None:
+        self._supervisor = supervisor
         self._is_shown = is_shown
         self._is_terminal = is_terminal
         self._fills: dict[str, Fill] = {}
@@ -123,10 +122,10 @@ class ProgressDisplay:
         return " | ".join(bars) + self._restarts()
 
     def _latest(self) -> list[Progress]:
-        return [] if self.supervisor is None else list(self.supervisor.latest.values())
+        return list(self._supervisor.latest.values())
 
     def _restarts(self) -> str:
-        restarts = 0 if self.supervisor is None else self.supervisor.restarts
+        restarts = self._supervisor.restarts
         return f" | {restarts} restarts" if restarts else ""
 
 

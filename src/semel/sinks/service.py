@@ -21,6 +21,7 @@ from semel.client.loop_thread import run_in
 from semel.client.metadata import Address
 from semel.errors import ConfigError
 from semel.sinks.errors import WriteFailed
+from semel.sinks.keepalive import expect_acknowledgement, keep_alive
 
 TOKEN_BYTES: Final = 32
 MAX_MESSAGE_BYTES: Final = 64 * 1024
@@ -31,9 +32,6 @@ MAX_STRANGERS: Final = 128
 FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 10.0
 ACCEPT_BACKOFF_S: Final = 0.1
-# What was sent is not acknowledged for so long: the other machine is gone. Keep-alive does not look then.
-ACKNOWLEDGED_WITHIN_MS: Final = 30_000
-KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 WILDCARD_HOSTS: Final = frozenset({"", "0.0.0.0", "::"})
 
 T = TypeVar("T")
@@ -58,20 +56,14 @@ class Channel:
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A machine that is gone is noticed, at either end, though it says nothing.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEPALIVE:
-            if (option := getattr(socket, name, None)) is not None:  # not every system has them
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        keep_alive(connection)
 
     def expect_reader(self) -> None:
         """Whoever is at the other end reads at once what is sent, or is gone.
 
         Not for rows: those of a writer that waits for its turn are not read, and nobody is gone.
         """
-        if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, ACKNOWLEDGED_WITHIN_MS)
+        expect_acknowledgement(self._socket)
 
     @classmethod
     async def open(cls, address: Address) -> Self:

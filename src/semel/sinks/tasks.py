@@ -12,18 +12,17 @@ Executors import this module, and with it `semel.sinks`, `semel.client` and `sem
 import pickle
 import time
 import traceback
-from collections.abc import Coroutine, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 
-from semel.client.loop_thread import LoopThread
+from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.receipts import Receipt
 from semel.sinks.sink import WriterPlan
-
-T = TypeVar("T")
 
 OUTCOME_COLUMN: Final = "outcome"
 OUTCOME_SCHEMA: Final = f"{OUTCOME_COLUMN} binary"
@@ -54,19 +53,15 @@ class WriteTask:
 
     def _write(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> Receipt | SinkError:
         attempt = f"{context.stageId()}.{context.taskAttemptId()}"
-        writer = self._plan.writer(context.partitionId(), attempt, tasks=self._tasks)
-        thread = LoopThread("semel writer")
-        try:
-            for batch in batches:
-                _run(thread, writer.write(batch))
-            return _run(thread, writer.finish())
-        except SinkError as error:
-            return error
-        finally:
+        with BlockingWriter(self._plan.writer(context.partitionId(), attempt, tasks=self._tasks)) as writer:
             try:
-                thread.run(writer.cancel())
-            finally:
-                thread.close()
+                for batch in batches:
+                    with _as_failed_writes():
+                        writer.write(batch)
+                with _as_failed_writes():
+                    return writer.finish()
+            except SinkError as error:
+                return error
 
     def _refuse(self, context: TaskContext, batches: Iterator[pa.RecordBatch]) -> WriteFailed:
         for _ in batches:
@@ -78,9 +73,11 @@ class WriteTask:
         )
 
 
-def _run(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
+@contextmanager
+def _as_failed_writes() -> Iterator[None]:
+    """Whatever a writer raises is an error of the sink. What its input raises is not."""
     try:
-        return thread.run(work)
+        yield
     except SinkError:
         raise
     except Exception as error:

@@ -69,7 +69,3 @@ class EpochTracker:
     @property
     def in_flight(self) -> list[TrackedEpoch]:
         return [tracked for tracked in self._epochs if tracked.fate is Fate.IN_FLIGHT]
-
-    @property
-    def failed_epochs(self) -> list[TrackedEpoch]:
-        return [tracked for tracked in self._epochs if tracked.fate in (Fate.ABORTED, Fate.FAILED)]

@@ -21,7 +21,7 @@ from semel.spark.java import HOW_TO_GET_JAVA, MAX_TRIED_JAVA, Java, find_java
 State: TypeAlias = Literal["ok", "warning", "missing", "optional"]
 
 MIN_PYSPARK: Final = (4, 2)
-MIN_PYARROW: Final = (18, 0)
+MIN_PYARROW: Final = (21, 0)
 MIN_NUMPY: Final = (2, 0)
 # PySpark asks for it where data goes to Python as Arrow.
 MIN_PANDAS: Final = (2, 2)

@@ -9,7 +9,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from semel.errors import SemelError
 from semel.sinks.blocking import BlockingSink
@@ -47,6 +47,14 @@ class StoppedError(SemelError):
     """The query was stopped in the middle of a batch, which is run again by the next start."""
 
 
+class Outlet(NamedTuple):
+    """One sink, the columns that go there, and how their rows travel to its tasks."""
+
+    sink: BlockingSink
+    columns: list[str]
+    transfer: Transfer
+
+
 class EpochRunner:
     """The callback of `foreachBatch`, with the sinks that it owns."""
 
@@ -62,7 +70,6 @@ class EpochRunner:
     ) -> None:
         self.name = name
         self.sinks = sinks
-        self._columns = columns
         self.failure: BaseException | None = None
         self.attempts = 0
         self.skipped = 0
@@ -70,7 +77,10 @@ class EpochRunner:
         self.rows = 0
         self._checkpoint = checkpoint
         self._source = source
-        self._transfers = [Transfer(has_python=has_python) for _ in sinks]
+        self._outlets = [
+            Outlet(sink, names, Transfer(has_python=has_python))
+            for sink, names in zip(sinks, columns, strict=True)
+        ]
         self._stopping = threading.Event()
         self._closing = threading.Lock()
         self._open = list(sinks)
@@ -103,13 +113,9 @@ class EpochRunner:
         origin = Origin(_query_id(batch), offsets.digest)
         source = self._source_offsets(offsets.by_topic())
         # All are asked before one of them writes.
-        plans = [self._begin(sink, batch_id, origin) for sink in self.sinks]
+        plans = [self._begin(outlet.sink, batch_id, origin) for outlet in self._outlets]
         pending = [
-            (sink, plan, columns, transfer)
-            for sink, plan, columns, transfer in zip(
-                self.sinks, plans, self._columns, self._transfers, strict=True
-            )
-            if plan is not None
+            (outlet, plan) for outlet, plan in zip(self._outlets, plans, strict=True) if plan is not None
         ]
         if not pending:
             self._skip(batch, batch_id)
@@ -117,10 +123,7 @@ class EpochRunner:
         if len(pending) > 1:
             batch = batch.persist()
         try:
-            rows = [
-                self._write(select_columns(batch, columns), batch_id, sink, plan, transfer, origin, source)
-                for sink, plan, columns, transfer in pending
-            ]
+            rows = [self._write(batch, batch_id, outlet, plan, origin, source) for outlet, plan in pending]
         finally:
             if len(pending) > 1:
                 batch.unpersist()
@@ -155,17 +158,17 @@ class EpochRunner:
         self,
         batch: "DataFrame",
         batch_id: int,
-        sink: BlockingSink,
+        outlet: Outlet,
         plan: WriterPlan,
-        transfer: Transfer,
         origin: Origin,
         source: SourceOffsets | None,
     ) -> int:
         """How many rows there were."""
+        sink, rows = outlet.sink, select_columns(batch, outlet.columns)
         for attempt in range(MAX_ATTEMPTS):
             self.attempts += 1
             try:
-                receipts = _receipts(batch, plan, attempt, transfer)
+                receipts = _receipts(rows, plan, attempt, outlet.transfer)
                 sink.commit(batch_id, receipts, source)
                 return sum(receipt.rows for receipt in receipts)
             except (WriteFailed, CommitFailed, ConnectionLost) as error:

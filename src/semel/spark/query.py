@@ -31,16 +31,10 @@ class PipelineQuery:
             self.query.awaitTermination()
         except Exception:  # it is told by `failure`
             LOGGER.debug("%r has ended with an error", self.name, exc_info=True)
-        finally:
-            self._close()
-
-    def _close(self) -> None:
         try:
             self._runner.close()
-        except Exception:
-            LOGGER.warning("the sinks of %r were not all closed", self.name, exc_info=True)
         finally:
-            self._ended.set()  # whatever became of them: it is waited for without a limit
+            self._ended.set()  # whatever became of the sinks: it is waited for without a limit
 
     @property
     def name(self) -> str:

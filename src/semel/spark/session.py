@@ -39,17 +39,15 @@ def settings_for(master: str) -> dict[str, str]:
     return {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
 
 
-def prepare_environment(java_home: Path | None = None) -> Path:
-    """Makes Spark start on a Java that is there, and its workers on this Python; returns the Java's home.
+def prepare_environment() -> None:
+    """Makes Spark start on a Java that is there, and its workers on this Python.
 
     It must be called before the first session of the process. What the user has set of PYSPARK_PYTHON stays.
     """
-    home = java_home or home_for_spark(find_java())
-    os.environ["JAVA_HOME"] = str(home)
+    os.environ["JAVA_HOME"] = str(home_for_spark(find_java()))
     # Workers would else take whatever `python3` there is on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    return home
 
 
 def require_classic(given: "SparkSession | DataFrame") -> None:

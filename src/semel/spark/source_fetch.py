@@ -22,6 +22,7 @@ from semel.client.consumer import FETCH_VERSION, AbortedFilter
 from semel.client.errors import broker_error, check
 from semel.errors import ProtocolError, RetriableError, SemelError
 from semel.spark.source_offsets import OffsetRange
+from semel.spark.source_options import FAIL_ON_DATA_LOSS
 from semel.wire.batch import BatchHeader, check_crc, iter_batches
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.fetch import (
@@ -45,6 +46,16 @@ log: Final = logging.getLogger(__name__)
 
 class DataLostError(SemelError):
     """Records that were to be read are gone."""
+
+
+def lose(what: str, *, is_error: bool) -> None:
+    """Records are gone: an error, or a warning where the user said so."""
+    if is_error:
+        raise DataLostError(
+            f"{what}; reading stopped because records may be lost: set {FAIL_ON_DATA_LOSS} to false to go on "
+            "without them"
+        )
+    log.warning("%s; reading goes on without", what)
 
 
 class RangeFetch:
@@ -209,12 +220,7 @@ class RangeFetch:
             self.position = end
 
     def _lose(self, what: str) -> None:
-        if self._fails_on_data_loss:
-            raise DataLostError(
-                f"{what}; reading stopped because records may be lost: set failOnDataLoss to false to go on "
-                "without them"
-            )
-        log.warning("%s; reading goes on without", what)
+        lose(what, is_error=self._fails_on_data_loss)
 
     def _stalled_ms(self) -> float:
         return (asyncio.get_running_loop().time() - self._moved_at) * 1000

@@ -5,7 +5,6 @@ milliseconds while nothing comes in; who has which partitions is looked up at mo
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -15,15 +14,13 @@ from semel.client.admin import EARLIEST, LATEST, Admin
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError
-from semel.spark.source_fetch import RETRY_TIMEOUT_MS, DataLostError
+from semel.spark.source_fetch import RETRY_TIMEOUT_MS, lose
 from semel.spark.source_offsets import OffsetRange, Offsets, split, to_json
-from semel.spark.source_options import SourceOptions
+from semel.spark.source_options import ENDING_OFFSETS, STARTING_OFFSETS, SourceOptions
 
 METADATA_MAX_AGE_S: Final = 1.0
 
 T = TypeVar("T")
-
-log: Final = logging.getLogger(__name__)
 
 
 class Planner:
@@ -44,7 +41,7 @@ class Planner:
     # Offsets
 
     def starting_offsets(self) -> Offsets:
-        return self._run(partial(self._resolve, "startingOffsets", self._options.starting))
+        return self._run(partial(self._resolve, STARTING_OFFSETS, self._options.starting))
 
     def latest_offsets(self, *, fresh: bool = False) -> Offsets:
         """Where the partitions end for this reader: the last stable offsets, or the high watermarks."""
@@ -53,11 +50,11 @@ class Planner:
         return self._run(partial(self._resolve, "", LATEST))
 
     def ending_offsets(self) -> Offsets:
-        ends = self._run(partial(self._resolve, "endingOffsets", self._options.ending))
+        ends = self._run(partial(self._resolve, ENDING_OFFSETS, self._options.ending))
         for where, latest in self.latest_offsets().items():
             if ends[where] > latest:
                 raise ConfigError(
-                    f"endingOffsets goes to offset {ends[where]} of {where}, and that ends at {latest}"
+                    f"{ENDING_OFFSETS} goes to offset {ends[where]} of {where}, and that ends at {latest}"
                 )
         return ends
 
@@ -113,12 +110,7 @@ class Planner:
         return split(ranges, self._options.min_partitions or 0)
 
     def _lose(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLostError(
-                f"{what}; reading stopped because records may be lost: set failOnDataLoss to false to go on "
-                "without them"
-            )
-        log.warning("%s; reading goes on without", what)
+        lose(what, is_error=self._options.fail_on_data_loss)
 
     def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         return self._runner.run(self._cluster.retry(attempt, timeout_ms=RETRY_TIMEOUT_MS))

@@ -19,12 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.spark.progress import Progress, decode
 from semel.spark.running import FINAL_EXIT
 
 LOGGER: Final = logging.getLogger(__name__)
+
+Show: TypeAlias = Callable[[Progress], None]
 
 FIRST_BACKOFF_S: Final = 1.0
 MAX_BACKOFF_S: Final = 60.0
@@ -51,7 +53,6 @@ class Supervisor:
     def __init__(
         self,
         arguments: Sequence[str],
-        on_progress: Callable[[Progress], None],
         max_crashes: int = DEFAULT_MAX_CRASHES,
         *,
         life: Sequence[str] = LIFE,
@@ -61,7 +62,6 @@ class Supervisor:
         self._command = [*life, *arguments]
         self._first_backoff_s = first_backoff_s
         self._stop_timeout_s = stop_timeout_s
-        self._on_progress = on_progress
         self._max_crashes = max_crashes
         self._is_stopping = False
         self._asked_at = -math.inf
@@ -88,11 +88,11 @@ class Supervisor:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def run(self) -> int:
+    def run(self, show: Show) -> int:
         """The exit code of the last life: 0 if it was told to stop, or has read all there was."""
         crashes = 0
         while True:
-            code = self._live()
+            code = self._live(show)
             if self._is_stopping and code == -signal.SIGTERM:
                 return 0  # it was asked before it could listen, and had nothing open
             if code in (0, FINAL_EXIT) or self._is_stopping:
@@ -114,7 +114,7 @@ class Supervisor:
         while not self._is_stopping and time.monotonic() < until:
             time.sleep(POLL_S)
 
-    def _live(self) -> int:
+    def _live(self, show: Show) -> int:
         """One process, from its start to its end."""
         self._has_committed = False
         reading, writing = os.pipe()
@@ -129,28 +129,28 @@ class Supervisor:
                 os.close(writing)
             if self._is_stopping:
                 self._ask()  # it was asked for while there was no process
-            return self._follow(self._process, _Told(reading))
+            return self._follow(self._process, _Told(reading), show)
         finally:
             os.close(reading)
 
-    def _follow(self, process: subprocess.Popen[bytes], told: "_Told") -> int:
+    def _follow(self, process: subprocess.Popen[bytes], told: "_Told", show: Show) -> int:
         """Listens until the process is gone. One that ought to be gone by now is killed."""
         while process.poll() is None:
-            self._hear(told.lines(POLL_S))
+            self._hear(told.lines(POLL_S), show)
             if time.monotonic() >= min(self._kill_at, told.ended_at + self._stop_timeout_s):
                 _kill(process)
                 break
         code = process.wait()
         # Not until all that inherited the pipe are gone: what they do is no concern of ours.
-        self._hear(told.lines(0.0))
+        self._hear(told.lines(0.0), show)
         return code
 
-    def _hear(self, lines: list[str]) -> None:
+    def _hear(self, lines: list[str], show: Show) -> None:
         for line in lines:
             progress = decode(line)
             self._has_committed = self._has_committed or progress.commits > 0
             self.latest[progress.pipeline] = progress
-            self._on_progress(progress)
+            show(progress)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from semel.embedded import Broker
+from semel.spark import doctor
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -99,6 +100,18 @@ def test_what_the_project_asks_for_is_locked(lock: str, extra: str | None) -> No
     for each in wanted(extra):
         assert each.name in locked, "run: script/lock"
         assert each.specifier.contains(locked[each.name]), "run: script/lock"
+
+
+def test_the_doctor_asks_for_what_the_extra_installs() -> None:
+    asked = {
+        requirement.name: each.version.split(".")
+        for requirement in [*wanted(None), *wanted("spark")]
+        for each in requirement.specifier
+        if each.operator == ">="
+    }
+    for name in ("pyspark", "pyarrow", "numpy", "pandas"):
+        major, minor = [*asked[name], "0"][:2]
+        assert getattr(doctor, f"MIN_{name.upper()}") == (int(major), int(minor)), name
 
 
 def test_no_two_modules_of_the_tests_share_a_name() -> None:

@@ -18,7 +18,6 @@ from semel.sinks.kafka.rows import (
     binary_column,
     column,
     order_by_partition,
-    partition_of,
     read_headers,
     read_partitions,
     read_rows,
@@ -26,7 +25,7 @@ from semel.sinks.kafka.rows import (
     read_topics,
 )
 from semel.wire.columns import BinaryColumn, build_batches
-from semel.wire.partitioner import partition_for_key
+from semel.wire.partitioner import NO_PARTITION, partition_column, partition_for_key
 
 STRINGS = ["", "a", None, "bcd", "é", None, "x" * 100]
 BYTES = [None if text is None else text.encode() for text in STRINGS]
@@ -142,8 +141,8 @@ def test_keys_of_a_column_go_where_single_keys_go() -> None:
     dice = random.Random(seed)
     keys = [None if dice.random() < 0.1 else dice.randbytes(dice.randrange(300)) for _ in range(2_000)]
     for array in (pa.array(keys), pa.array([b"", *keys]).slice(1), pa.array(keys, pa.large_binary())):
-        wanted = [None if key is None else partition_for_key(key, 7) for key in keys]
-        assert partition_of(array, 7).to_pylist() == wanted
+        wanted = [NO_PARTITION if key is None else partition_for_key(key, 7) for key in keys]
+        assert partition_column(binary_column(array, "key"), 7).tolist() == wanted
 
 
 @pytest.mark.parametrize("last", [2, 2**15 - 1, 2**15, 2**16])

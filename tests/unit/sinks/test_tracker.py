@@ -21,7 +21,7 @@ def test_each_attempt_at_an_epoch_has_its_fate() -> None:
         (0, Fate.SKIPPED),
         (1, Fate.FAILED),
     ]
-    assert [tracked.reason for tracked in tracker.failed_epochs] == ["a reason", "silence"]
+    assert [tracked.reason for tracked in tracker.epochs] == ["a reason", "", "", "silence"]
     assert [tracked.rows for tracked in tracker.epochs] == [0, 5, 0, 0]
     assert tracker.in_flight == []
     assert tracker.last_committed == 0

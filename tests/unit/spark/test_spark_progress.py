@@ -95,10 +95,10 @@ def test_without_a_lag_there_is_no_bar() -> None:
 
 
 def displayed(*told: Progress, is_terminal: bool, is_shown: bool = True) -> None:
-    display = ProgressDisplay(is_shown=is_shown, is_terminal=is_terminal)
-    display.supervisor = Supervisor([], display.show)
+    supervisor = Supervisor([])
+    display = ProgressDisplay(supervisor, is_shown=is_shown, is_terminal=is_terminal)
     for progress in told:
-        display.supervisor.latest[progress.pipeline] = progress
+        supervisor.latest[progress.pipeline] = progress
         display.show(progress)
     display.finish()
 

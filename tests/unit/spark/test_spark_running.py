@@ -12,6 +12,7 @@ import pytest
 
 from semel.client.errors import UnreachableError, broker_error
 from semel.errors import ConfigError, SemelError
+from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import (
     CommitFailed,
     ConnectionLost,
@@ -30,6 +31,7 @@ from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.sink_row import SinkRow
 from semel.spark import running
+from semel.spark.epochs import EpochRunner
 from semel.spark.pipeline import ExactlyOnce
 from semel.spark.query import PipelineQuery
 from semel.spark.running import is_final, run_all
@@ -146,13 +148,15 @@ def test_no_sink_is_opened_where_the_checkpoint_cannot_be_looked_at() -> None:
 
 
 def test_a_query_has_ended_though_its_sinks_could_not_be_closed(caplog: pytest.LogCaptureFixture) -> None:
-    def close() -> None:
-        raise OSError("the network is down")
-
-    runner: Any = SimpleNamespace(name="p", close=close, failure=None)
+    target = MemoryTarget()
+    sink = BlockingSink(StubbornSink(target))
+    sink.open("p")
+    nothing: Any = None
+    runner = EpochRunner("p", [sink], [[]], nothing, None, has_python=False)
     ended: Any = SimpleNamespace(awaitTermination=lambda: True)
     assert PipelineQuery(ended, runner).awaitTermination(timeout=60)
-    assert "the sinks of 'p' were not all closed" in caplog.text
+    assert target.calls[-1] == "close"
+    assert "a sink of 'p' was not closed: the network is down" in caplog.text
 
 
 # Which ends are final

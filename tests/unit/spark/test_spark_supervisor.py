@@ -28,18 +28,16 @@ def tell():
 """
 
 
-def supervise(
-    tmp_path: Path, life: str, max_crashes: int = 3, first_backoff_s: float = 0.001
-) -> tuple[Supervisor, list[Progress]]:
-    told: list[Progress] = []
-    supervisor = Supervisor(
+def supervise(tmp_path: Path, life: str, max_crashes: int = 3, first_backoff_s: float = 0.001) -> Supervisor:
+    return Supervisor(
         [str(tmp_path / "lives")],
-        told.append,
         max_crashes,
         life=[sys.executable, "-c", LIFE + life],
         first_backoff_s=first_backoff_s,
     )
-    return supervisor, told
+
+
+def nobody_listens(progress: Progress) -> None: ...
 
 
 def lives(tmp_path: Path) -> int:
@@ -50,16 +48,17 @@ def lives(tmp_path: Path) -> int:
 def test_after_so_many_crashes_as_it_was_told_it_gives_up(
     tmp_path: Path, max_crashes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor, _ = supervise(tmp_path, "sys.exit(7)", max_crashes)
-    assert supervisor.run() == 7
+    supervisor = supervise(tmp_path, "sys.exit(7)", max_crashes)
+    assert supervisor.run(nobody_listens) == 7
     assert lives(tmp_path) == max_crashes
     assert supervisor.restarts == max_crashes - 1
     assert f"ended with 7, crash {max_crashes} in a row: giving up" in caplog.text
 
 
 def test_a_commit_in_between_lets_crashes_count_anew(tmp_path: Path) -> None:
-    supervisor, told = supervise(tmp_path, "if life == 3: tell()\nsys.exit(1)", max_crashes=4)
-    assert supervisor.run() == 1
+    told: list[Progress] = []
+    supervisor = supervise(tmp_path, "if life == 3: tell()\nsys.exit(1)", max_crashes=4)
+    assert supervisor.run(told.append) == 1
     assert lives(tmp_path) == 3 + 3
     assert told == [COMMITTED]
 
@@ -67,8 +66,8 @@ def test_a_commit_in_between_lets_crashes_count_anew(tmp_path: Path) -> None:
 def test_pauses_double_from_crash_to_crash_up_to_a_minute(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor, _ = supervise(tmp_path, "sys.exit(1)", max_crashes=4)
-    supervisor.run()
+    supervisor = supervise(tmp_path, "sys.exit(1)", max_crashes=4)
+    supervisor.run(nobody_listens)
     pauses = [str(message).split()[-2] for message in caplog.messages if "started again" in message]
     assert pauses == ["0.001", "0.002", "0.004"]
     assert [backoff_s(crashes) for crashes in (1, 2, 6, 7, 900)] == [1, 2, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
@@ -76,8 +75,8 @@ def test_pauses_double_from_crash_to_crash_up_to_a_minute(
 
 @pytest.mark.parametrize("code", [0, running.FINAL_EXIT])
 def test_an_end_that_another_start_would_not_change_is_final(tmp_path: Path, code: int) -> None:
-    supervisor, _ = supervise(tmp_path, f"sys.exit({code})")
-    assert supervisor.run() == code
+    supervisor = supervise(tmp_path, f"sys.exit({code})")
+    assert supervisor.run(nobody_listens) == code
     assert lives(tmp_path) == 1
 
 
@@ -98,10 +97,9 @@ time.sleep(60)
 def test_a_stop_is_handed_on_and_is_no_crash(tmp_path: Path, life: str) -> None:
     supervisor = Supervisor(
         [str(tmp_path / "lives")],
-        lambda progress: supervisor.stop(),
         life=[sys.executable, "-c", LIFE + life],
     )
-    assert supervisor.run() == 0
+    assert supervisor.run(lambda progress: supervisor.stop()) == 0
     assert lives(tmp_path) == 1
 
 
@@ -125,11 +123,10 @@ def test_a_process_that_does_not_end_when_asked_is_killed_after_a_while(
 
     supervisor = Supervisor(
         [str(tmp_path / "lives")],
-        ask_once,
         life=[sys.executable, "-c", LIFE + TELLS_OF_EACH_REQUEST],
         stop_timeout_s=0.5,
     )
-    assert supervisor.run() == -signal.SIGKILL
+    assert supervisor.run(ask_once) == -signal.SIGKILL
     assert 0.5 <= time.monotonic() - asked[0] < STOP_TIMEOUT_S
     assert lives(tmp_path) == 1
     assert "does not end, and is killed" in caplog.text
@@ -149,8 +146,8 @@ def test_a_request_that_arrives_twice_is_one(tmp_path: Path) -> None:
         supervisor.stop()
 
     life = [sys.executable, "-c", LIFE + ENDS_IN_ORDER]
-    supervisor = Supervisor([str(tmp_path / "lives")], ask_twice, life=life)
-    assert supervisor.run() == 0
+    supervisor = Supervisor([str(tmp_path / "lives")], life=life)
+    assert supervisor.run(ask_twice) == 0
 
 
 WITH_A_CHILD = """
@@ -175,10 +172,9 @@ def test_a_second_request_kills_at_once_the_process_and_what_it_started(tmp_path
 
     supervisor = Supervisor(
         [str(tmp_path / "lives")],
-        ask_twice,
         life=[sys.executable, "-c", LIFE + WITH_A_CHILD + TELLS_OF_EACH_REQUEST],
     )
-    assert supervisor.run() == -signal.SIGKILL
+    assert supervisor.run(ask_twice) == -signal.SIGKILL
     assert len(asked) == 2
     assert time.monotonic() - asked[-1] < STOP_TIMEOUT_S
     until_gone(int((tmp_path / "child").read_text()))
@@ -196,33 +192,34 @@ def until_gone(pid: int) -> None:
 def test_a_process_that_falls_silent_and_does_not_end_is_killed_and_counts_as_a_crash(tmp_path: Path) -> None:
     supervisor = Supervisor(
         [str(tmp_path / "lives")],
-        lambda progress: None,
         max_crashes=2,
         life=[sys.executable, "-c", LIFE + "os.close(int(sys.argv[-1]))\ntime.sleep(600)"],
         first_backoff_s=0.001,
         stop_timeout_s=0.01,
     )
-    assert supervisor.run() == -signal.SIGKILL
+    assert supervisor.run(nobody_listens) == -signal.SIGKILL
     assert lives(tmp_path) == 2
 
 
 def test_an_end_is_noticed_though_a_child_of_the_process_keeps_the_pipe_open(tmp_path: Path) -> None:
-    supervisor, told = supervise(tmp_path, WITH_A_CHILD + "tell()\nsys.exit(0)")
+    told: list[Progress] = []
+    supervisor = supervise(tmp_path, WITH_A_CHILD + "tell()\nsys.exit(0)")
     try:
-        assert supervisor.run() == 0
+        assert supervisor.run(told.append) == 0
         assert told == [COMMITTED]
     finally:
         os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
 def test_a_line_that_death_has_cut_short_is_not_heard(tmp_path: Path) -> None:
-    supervisor, told = supervise(tmp_path, "tell()\nos.write(int(sys.argv[-1]), b'{')\nsys.exit(0)")
-    assert supervisor.run() == 0
+    told: list[Progress] = []
+    supervisor = supervise(tmp_path, "tell()\nos.write(int(sys.argv[-1]), b'{')\nsys.exit(0)")
+    assert supervisor.run(told.append) == 0
     assert told == [COMMITTED]
 
 
 def test_a_stop_in_a_pause_is_the_end(tmp_path: Path) -> None:
-    supervisor, _ = supervise(tmp_path, "sys.exit(1)", first_backoff_s=60.0)
+    supervisor = supervise(tmp_path, "sys.exit(1)", first_backoff_s=60.0)
 
     class StopAtPause(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -232,7 +229,7 @@ def test_a_stop_in_a_pause_is_the_end(tmp_path: Path) -> None:
     logger = logging.getLogger("semel.spark.supervisor")
     logger.addHandler(pausing)
     try:
-        assert supervisor.run() == 0
+        assert supervisor.run(nobody_listens) == 0
     finally:
         logger.removeHandler(pausing)
     assert lives(tmp_path) == 1

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 
 from semel.client.cluster import Cluster
 from semel.client.coordinator import TWO_PHASE_VERSION
-from semel.client.producer import PendingRecord, ProducerIdentity
+from semel.client.producer import PendingRecord
 from semel.errors import FencedError, SemelError
 from semel.sinks.atomic.database import Result, Saved, SlotRow, TransactionTable, connect, one_line
 from semel.sinks.atomic.settings import DEFAULT_POOL, AtomicMetrics, AtomicSettings, check_name
@@ -165,11 +165,18 @@ class Atomic:
 
     async def open(self) -> None:
         """Takes the name: fences whoever had it, and ends what they left as the database says."""
-        if self._owns_cluster:
-            await self._cluster.connect()
-        cluster_id = await check_broker(self._cluster)
-        rows = await self._take()
-        check_clusters(rows, cluster_id)
+        try:
+            if self._owns_cluster:
+                await self._cluster.connect()
+            cluster_id = await check_broker(self._cluster)
+            rows = await self._take()
+            check_clusters(rows, cluster_id)
+            await self._fill_pool(rows, cluster_id)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _fill_pool(self, rows: list[SlotRow], cluster_id: str | None) -> None:
         try:
             for row in rows:
                 slot = self._make_slot(row, cluster_id)
@@ -180,10 +187,9 @@ class Atomic:
                 else:
                     self._slots.remove(slot)
                     await slot.drop()
+        except SinkError:
+            raise
         except (SemelError, psycopg.Error) as error:
-            await self.close()
-            if isinstance(error, SinkError):
-                raise
             raise InitFailed(f"{self.name!r} could not be opened: {one_line(error)}") from error
 
     async def _recover(self, slot: Slot) -> Recovered:
@@ -227,16 +233,13 @@ class Atomic:
 
     # Transactions
 
-    def begin(self) -> AbstractAsyncContextManager[AtomicTransaction]:
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AtomicTransaction]:
         """`async with atomic.begin() as tx:` commits if the block succeeds, and drops all of it if it raises.
 
         `CommitFailed`: nothing of it was or will be visible, and it may be run again. `UnknownOutcome`: the
         database did not say; look before running it again. `FencedOut`: another process has taken over.
         """
-        return self._begin()
-
-    @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AtomicTransaction]:
         slot = await self._acquire()
         try:
             yield AtomicTransaction(slot)
@@ -325,7 +328,7 @@ class Atomic:
         except UnknownOutcome as error:
             await self._find_out(slot, error)
         else:
-            await self._complete(slot, pair)
+            await self._complete(slot)
         self.metrics.commits += 1
         self.metrics.commit_latency.observe(time.monotonic() - started)
 
@@ -343,7 +346,7 @@ class Atomic:
             return error
         return CommitFailed(f"the transaction was not committed: {one_line(error)}")
 
-    async def _complete(self, slot: Slot, pair: ProducerIdentity | None) -> None:
+    async def _complete(self, slot: Slot) -> None:
         """After the decision: nothing that happens here undoes it."""
         try:
             await slot.complete()

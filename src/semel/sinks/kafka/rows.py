@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 from semel.sinks.errors import WriteFailed
 from semel.sinks.sink import Rows
 from semel.wire.columns import BinaryColumn, Bools, Ints, valid_from_bitmap
-from semel.wire.partitioner import partition_column
 from semel.wire.records import Headers
 
 MAX_INT16: Final = 2**15 - 1
@@ -232,12 +231,6 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
     if not isinstance(key, str) or not isinstance(value, bytes | None):
         raise TypeError(f"a header of {type(key).__name__} and {type(value).__name__}")
     return key, value
-
-
-def partition_of(keys: pa.Array, partition_count: int) -> pa.Array:
-    """The partition of every key, as Kafka's own clients choose it; null for a null key."""
-    partitions = partition_column(binary_column(keys, "key"), partition_count)
-    return pa.array(partitions, pa.int32(), mask=partitions < 0)
 
 
 def order_by_partition(partitions: Ints) -> tuple[Ints | None, list[tuple[int, int, int]]]:

@@ -27,7 +27,7 @@ from semel.sinks.mysql.text_rows import (
     sliced,
     text_literal,
 )
-from semel.sinks.mysql.types import is_binary
+from semel.sinks.sql.arrow import filled, is_binary
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.json_texts import json_texts
@@ -141,14 +141,7 @@ def _fields(column: Column, values: pa.Array) -> Fields:
 
 def _numbers(values: pa.Array) -> Fields:
     type_code, type_flags, layout = _NUMBERS[values.type]
-    return Fields(type_code, type_flags, [_of_one_width(values, _filled(values), layout)])
-
-
-def _filled(values: pa.Array) -> npt.NDArray[Any]:
-    """As numpy, with zero where it is null; the field of a null is never read."""
-    if values.null_count:
-        values = values.fill_null(0)
-    return np.asarray(values.to_numpy(zero_copy_only=False))
+    return Fields(type_code, type_flags, [_of_one_width(values, filled(values), layout)])
 
 
 def _of_one_width(values: pa.Array, numbers: npt.NDArray[Any], layout: str) -> pa.LargeBinaryArray:
@@ -173,7 +166,7 @@ def _array(offsets: npt.NDArray[np.int64], content: npt.NDArray[Any]) -> pa.Larg
 
 
 def _sized(values: pa.LargeBinaryArray) -> list[pa.LargeBinaryArray]:
-    lengths = _filled(pc.binary_length(values))
+    lengths = filled(pc.binary_length(values))
     if not len(lengths) or lengths.max() < SHORT_LENGTHS:
         return [_of_one_width(values, lengths, "u1"), values]
     return [_headers(values, lengths), values]
@@ -201,11 +194,11 @@ def _headers(values: pa.LargeBinaryArray, lengths: npt.NDArray[Any]) -> pa.Large
 def _moments(exact: pa.Array) -> Fields:
     """`exact` has dates by days, or times and timestamps by microseconds."""
     if pa.types.is_date(exact.type):
-        days = _filled(exact.cast(pa.int32()))
+        days = filled(exact.cast(pa.int32()))
         dates = np.zeros(len(days), _DATE)
         _set_date(dates, days, exact)
         return Fields(FIELD_TYPE.DATE, 0, [_regular(exact, dates)])
-    days, micros = np.divmod(_filled(exact.cast(pa.int64())), DAY_US)
+    days, micros = np.divmod(filled(exact.cast(pa.int64())), DAY_US)
     if pa.types.is_time(exact.type):
         _refuse(days != 0, exact)
         times = np.zeros(len(days), _TIME)

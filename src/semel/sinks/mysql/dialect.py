@@ -152,7 +152,7 @@ class MySQLDialect(Dialect):
             for column in columns
         ]
         if keys:
-            parts.append(f"PRIMARY KEY ({self._listed(keys)})")
+            parts.append(f"PRIMARY KEY ({self.quote_names(keys)})")
         return f"CREATE TABLE IF NOT EXISTS {self.quote_table(table)} ({', '.join(parts)}) ENGINE=InnoDB"
 
     def create_stage(self, stage: TableName, columns: Sequence[Column], *, refuses_nulls: bool) -> str:
@@ -216,7 +216,7 @@ class MySQLDialect(Dialect):
             key = self.quote(layout.keys[0])
             changes = f"{key} = {self.quote_table(layout.table)}.{key}"
         return (
-            f"INSERT INTO {self.quote_table(layout.table)} ({self._listed(layout.names)}) {winners} "
+            f"INSERT INTO {self.quote_table(layout.table)} ({self.quote_names(layout.names)}) {winners} "
             f"ON DUPLICATE KEY UPDATE {changes}"
         )
 
@@ -240,9 +240,6 @@ class MySQLDialect(Dialect):
         for holders in await session.fetch(f"SELECT {asked}", names):
             for session_id in {holder for holder in holders if holder is not None}:
                 await session.execute("KILL %s", (session_id,))
-
-    def _listed(self, names: Sequence[str]) -> str:
-        return ", ".join(self.quote(name) for name in names)
 
     def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
+from semel.sinks.keepalive import expect_acknowledgement, keep_alive
 from semel.sinks.mysql.bulk_rows import BulkForm
 from semel.sinks.mysql.connection import LoadingConnection
 from semel.sinks.mysql.names import quote
@@ -28,11 +29,6 @@ T = TypeVar("T")
 
 DEFAULT_PORT: Final = 3306
 CONNECT_TIMEOUT_S: Final = 10.0
-# A peer that is gone is noticed in half a minute.
-KEEPALIVE_IDLE_S: Final = 10
-KEEPALIVE_INTERVAL_S: Final = 5
-KEEPALIVE_COUNT: Final = 4
-TCP_USER_TIMEOUT_MS: Final = 30_000
 # How long a connection that was cut may take to notice.
 HANG_UP_TIMEOUT_S: Final = 1.0
 # How much of an INSERT is sent at a time, written out or bound: the server waits from one to the next.
@@ -113,7 +109,8 @@ def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConn
         raw.connect(address.unix_socket)
     else:
         raw = socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S)
-        _keep_alive(raw)
+        keep_alive(raw)
+        expect_acknowledgement(raw)
     wire = socket.socket(raw.family, raw.type, fileno=os.dup(raw.fileno()))
     try:
         connection = LoadingConnection(
@@ -138,20 +135,6 @@ def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConn
         raw.close()
         raise
     return connection, wire
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
-        ("TCP_USER_TIMEOUT", TCP_USER_TIMEOUT_MS),
-    )
-    for name, value in options:
-        if (option := getattr(socket, name, None)) is not None:  # not every system has them
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class MySQLSession(SqlSession):

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from pymysql.converters import escape_string
 
 from semel.sinks.mysql.names import quote, quote_table
-from semel.sinks.mysql.types import BINARIES, is_binary, is_text, parse_type
+from semel.sinks.mysql.types import BINARIES, parse_type
+from semel.sinks.sql.arrow import is_binary, is_text
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure

@@ -7,6 +7,7 @@ from typing import Final
 import pyarrow as pa
 
 from semel.sinks.errors import InitFailed
+from semel.sinks.sql.arrow import has_zone, is_binary, is_text
 
 INTEGERS: Final = frozenset({"tinyint", "smallint", "mediumint", "int", "integer", "bigint"})
 FLOATS: Final = frozenset({"float", "double", "real"})
@@ -121,27 +122,6 @@ def key_type(type_name: str) -> str:
     return OUR_KEY_BINARY if type_name == "longblob" else type_name
 
 
-def is_text(arrow_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(arrow_type)
-        or pa.types.is_large_string(arrow_type)
-        or pa.types.is_string_view(arrow_type)
-    )
-
-
-def is_binary(arrow_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(arrow_type)
-        or pa.types.is_large_binary(arrow_type)
-        or pa.types.is_fixed_size_binary(arrow_type)
-        or pa.types.is_binary_view(arrow_type)
-    )
-
-
-def _has_zone(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None)
-
-
 NUMBERS: Final = INTEGERS | FLOATS | DECIMALS
 
 _BY_ARROW: Final = (
@@ -160,7 +140,7 @@ _BY_ARROW: Final = (
     (is_binary, "longblob"),
     (pa.types.is_date, "date"),
     (pa.types.is_time, "time(6)"),
-    (_has_zone, "timestamp(6)"),
+    (has_zone, "timestamp(6)"),
     (pa.types.is_timestamp, "datetime(6)"),
     (pa.types.is_nested, "json"),
 )

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from semel.sinks.postgres.types import OIDS, PgType, is_text, parse_type
+from semel.sinks.postgres.types import OIDS, PgType, parse_type
+from semel.sinks.sql.arrow import filled, is_text
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
@@ -139,31 +140,24 @@ def _pieces(values: pa.Array, pg_type: PgType) -> list[Piece]:
     name = pg_type.name
     if name in FIXED:
         layout, arrow_type = FIXED[name]
-        return [_fixed(values, _filled(values.cast(arrow_type)).astype(layout))]
+        return [_fixed(values, filled(values.cast(arrow_type)).astype(layout))]
     if name == "boolean":
-        return [_fixed(values, _filled(values.cast(pa.uint8())))]
+        return [_fixed(values, filled(values.cast(pa.uint8())))]
     if name == "numeric":
         return [_fixed(values, _numerics(values, pg_type))]
     if name == "date":
-        days = _filled(values.cast(pa.date32()).cast(pa.int32()))
+        days = filled(values.cast(pa.date32()).cast(pa.int32()))
         return [_fixed(values, (days - _EPOCH_DAYS).astype(">i4"))]
     if name.startswith("timestamp"):
-        instants = _filled(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()))
+        instants = filled(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()))
         return [_fixed(values, (instants - _EPOCH_US).astype(">i8"))]
     if name == "time without time zone":
-        return [_fixed(values, _filled(values.cast(pa.time64("us")).cast(pa.int64())).astype(">i8"))]
+        return [_fixed(values, filled(values.cast(pa.time64("us")).cast(pa.int64())).astype(">i8"))]
     if name == "interval":
         return [_fixed(values, _intervals(values))]
     if name == "uuid":
         return [_fixed(values, _uuids(values))]
     return _sized(_variable(values, pg_type))
-
-
-def _filled(values: pa.Array) -> npt.NDArray[Any]:
-    """As numpy, with zero where it is null; the field of a null is never read."""
-    if values.null_count:
-        values = values.fill_null(0)
-    return np.asarray(values.to_numpy(zero_copy_only=False))
 
 
 def _fixed(values: pa.Array, encoded: npt.NDArray[Any]) -> Piece:
@@ -189,8 +183,8 @@ def _sized(values: pa.Array) -> list[Piece]:
     """Fields of any width: their lengths, then their bytes."""
     lengths = pc.binary_length(values)
     if not values.null_count:
-        return [_filled(lengths).astype(">i4"), values]
-    return [_filled(lengths.fill_null(-1)).astype(">i4"), values.fill_null(b"")]
+        return [filled(lengths).astype(">i4"), values]
+    return [filled(lengths.fill_null(-1)).astype(">i4"), values.fill_null(b"")]
 
 
 def _variable(values: pa.Array, pg_type: PgType) -> pa.Array:
@@ -213,7 +207,7 @@ def _arrays(values: pa.Array, pg_type: PgType) -> pa.Array:
     fields = _joined(_pieces(items, element))
     if values.null_count:
         # A null list may have items underneath; it must take none of them.
-        sizes = _filled(pc.list_value_length(values).fill_null(0)).astype(np.int64)
+        sizes = filled(pc.list_value_length(values).fill_null(0)).astype(np.int64)
     else:
         sizes = np.diff(offsets).astype(np.int64)
     starts = _offsets(fields)[offsets - offsets[0]]
@@ -253,7 +247,7 @@ def _side_by_side(columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 def _intervals(values: pa.Array) -> npt.NDArray[Any]:
     intervals = np.zeros(len(values), _INTERVAL)
-    intervals["us"] = _filled(values.cast(pa.duration("us")).cast(pa.int64()))
+    intervals["us"] = filled(values.cast(pa.duration("us")).cast(pa.int64()))
     return intervals
 
 

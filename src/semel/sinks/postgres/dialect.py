@@ -114,7 +114,7 @@ class PostgresDialect(Dialect):
             for column in columns
         ]
         if keys:
-            parts.append(f"PRIMARY KEY ({self._listed(keys)})")
+            parts.append(f"PRIMARY KEY ({self.quote_names(keys)})")
         return f"CREATE TABLE IF NOT EXISTS {self.quote_table(table)} ({', '.join(parts)})"
 
     def create_stage(self, stage: TableName, columns: Sequence[Column], *, refuses_nulls: bool) -> str:
@@ -160,8 +160,8 @@ class PostgresDialect(Dialect):
             if name not in layout.keys
         )
         return (
-            f"INSERT INTO {self.quote_table(layout.table)} ({self._listed(layout.names)}) {winners} "
-            f"ON CONFLICT ({self._listed(layout.keys)}) DO "
+            f"INSERT INTO {self.quote_table(layout.table)} ({self.quote_names(layout.names)}) {winners} "
+            f"ON CONFLICT ({self.quote_names(layout.keys)}) DO "
             f"{f'UPDATE SET {replaced}' if replaced else 'NOTHING'}"
         )
 
@@ -194,9 +194,6 @@ class PostgresDialect(Dialect):
 
     def _regclass(self, table: TableName) -> str:
         return self.quote_table(table).replace("%%", "%")
-
-    def _listed(self, names: Sequence[str]) -> str:
-        return ", ".join(self.quote(name) for name in names)
 
     def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(

@@ -12,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from semel.sinks.errors import InitFailed
+from semel.sinks.sql.arrow import has_zone, is_binary, is_text
 
 # The number that arrays say their elements are of, from PostgreSQL's catalogue of built-in types.
 OIDS: Final = {
@@ -154,23 +155,6 @@ def type_for(arrow_type: pa.DataType) -> str:
     raise InitFailed(f"there is no PostgreSQL type for Arrow's {arrow_type}: cast the column")
 
 
-def is_text(arrow_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(arrow_type)
-        or pa.types.is_large_string(arrow_type)
-        or pa.types.is_string_view(arrow_type)
-    )
-
-
-def is_binary(arrow_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(arrow_type)
-        or pa.types.is_large_binary(arrow_type)
-        or pa.types.is_fixed_size_binary(arrow_type)
-        or pa.types.is_binary_view(arrow_type)
-    )
-
-
 def _is_list(arrow_type: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(arrow_type)
@@ -189,10 +173,6 @@ def _is_small(arrow_type: pa.DataType) -> bool:
     )
 
 
-def _has_zone(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None)
-
-
 _BY_ARROW: Final = (
     (pa.types.is_boolean, "boolean"),
     (_is_big, "bigint"),
@@ -205,7 +185,7 @@ _BY_ARROW: Final = (
     (is_binary, "bytea"),
     (pa.types.is_date, "date"),
     (pa.types.is_time, "time without time zone"),
-    (_has_zone, "timestamp with time zone"),
+    (has_zone, "timestamp with time zone"),
     (pa.types.is_timestamp, "timestamp without time zone"),
     (pa.types.is_duration, "interval"),
     (pa.types.is_nested, "jsonb"),

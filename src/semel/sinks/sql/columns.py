@@ -75,7 +75,7 @@ def lay_out(target: Target, table_columns: Sequence[TableColumn], dialect: "Dial
         _check_types(target, target.schema, columns, dialect)
     name_of = {column.source: column.name for column in columns}
     keys = tuple(_named(name_of, key, "key", target) for key in target.keys)
-    _check_omitted(target, table_columns, columns, keys)
+    _check_omitted(target, table_columns, columns)
     extra = _order_columns(target, name_of, dialect)
     order_by = tuple(name_of.get(source) or extra[source].name for source in target.order_by)
     flags = (Column("", DELETE_COLUMN, dialect.boolean_type),) if target.merges else ()
@@ -129,9 +129,7 @@ def _check_types(target: Target, schema: "pa.Schema", columns: Iterable[Column],
             )
 
 
-def _check_omitted(
-    target: Target, table_columns: Iterable[TableColumn], columns: Iterable[Column], keys: tuple[str, ...]
-) -> None:
+def _check_omitted(target: Target, table_columns: Iterable[TableColumn], columns: Iterable[Column]) -> None:
     if target.mode is Mode.DELETE and target.change_column is None:
         return  # nothing is inserted
     written = {column.name for column in columns}

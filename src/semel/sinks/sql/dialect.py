@@ -127,6 +127,9 @@ class Dialect(ABC):
             return self.quote(table.name)
         return f"{self.quote(table.schema)}.{self.quote(table.name)}"
 
+    def quote_names(self, names: Iterable[str]) -> str:
+        return ", ".join(self.quote(name) for name in names)
+
     # The catalogue, and types
 
     @abstractmethod

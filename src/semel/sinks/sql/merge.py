@@ -26,7 +26,7 @@ class Merge:
         """Puts the rows with these stamps (None: all rows) into the target; returns how many it found."""
         where, parameters = self._where(stamps)
         if not self._layout.merges:
-            names = self._listed(self._layout.names)
+            names = self._dialect.quote_names(self._layout.names)
             return await session.execute(
                 f"INSERT INTO {self._dialect.quote_table(self._layout.table)} ({names}) "
                 f"SELECT {names} FROM {self._source}{where}",
@@ -35,11 +35,11 @@ class Merge:
         found = await session.fetch(f"SELECT COUNT(*) FROM {self._source}{where}", parameters)
         await self._refuse_ties(session, where, parameters)
         if self._deletes:
-            keys = self._listed(self._layout.keys)
+            keys = self._dialect.quote_names(self._layout.keys)
             losers = self._winners(where, keys, is_delete=True)
             await session.execute(self._dialect.delete(self._layout, losers), parameters)
         if self._upserts:
-            winners = self._winners(where, self._listed(self._layout.names), is_delete=False)
+            winners = self._winners(where, self._dialect.quote_names(self._layout.names), is_delete=False)
             await session.execute(self._dialect.upsert(self._layout, winners), parameters)
         count = found[0][0]
         assert isinstance(count, int)
@@ -54,8 +54,8 @@ class Merge:
         return self._layout.mode is Mode.UPSERT or self._layout.change_column is not None
 
     async def _refuse_ties(self, session: SqlSession, where: str, parameters: Sequence[SqlValue]) -> None:
-        keys = self._listed(self._layout.keys)
-        told_apart_by = self._listed((*self._layout.keys, *self._layout.order_by))
+        keys = self._dialect.quote_names(self._layout.keys)
+        told_apart_by = self._dialect.quote_names((*self._layout.keys, *self._layout.order_by))
         ties = await session.fetch(
             f"SELECT {keys} FROM {self._source}{where} GROUP BY {told_apart_by} HAVING COUNT(*) > 1 LIMIT 1",
             parameters,
@@ -79,9 +79,9 @@ class Merge:
         wanted = flag if is_delete else f"NOT {flag}"
         if not self._layout.order_by:
             return f"SELECT {selected} FROM {self._source}{where or ' WHERE 1 = 1'} AND {wanted}"
-        keys = self._listed(self._layout.keys)
+        keys = self._dialect.quote_names(self._layout.keys)
         latest_first = ", ".join(f"{self._dialect.quote(name)} DESC" for name in self._layout.order_by)
-        every = self._listed((*self._layout.names, DELETE_COLUMN))
+        every = self._dialect.quote_names((*self._layout.names, DELETE_COLUMN))
         return (
             f"SELECT {selected} FROM (SELECT {every}, ROW_NUMBER() OVER "
             f"(PARTITION BY {keys} ORDER BY {latest_first}) AS {RANK_COLUMN} FROM {self._source}{where}) "
@@ -93,6 +93,3 @@ class Merge:
             return "", []
         marks = ", ".join(["%s"] * len(stamps))
         return f" WHERE {self._dialect.quote(WRITER_COLUMN)} IN ({marks})", list(stamps)
-
-    def _listed(self, names: Sequence[str]) -> str:
-        return ", ".join(self._dialect.quote(name) for name in names)

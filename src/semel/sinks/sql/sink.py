@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigError
@@ -110,16 +111,7 @@ class SqlSink(TransactionalSink):
 
     def expect(self, schema: "pa.Schema") -> None:
         """Says before `open` what the rows will look like, so that `open` can check it."""
-        self.target = Target(
-            self.target.table,
-            self.target.mode,
-            self.target.keys,
-            self.target.order_by,
-            self.target.change_column,
-            self.target.columns,
-            schema,
-            self.target.create_table,
-        )
+        self.target = replace(self.target, schema=schema)
 
     def prefer(self, strategy: Strategy) -> None:
         """Says before `open` what suits the writers best, for a sink that was not told."""

@@ -1,0 +1,26 @@
+"""How a machine that is gone is noticed at the other end of its connection, though it says nothing."""
+
+import socket
+from typing import Final
+
+KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+# What was sent is not acknowledged for so long: the other machine is gone. Keep-alive does not look then.
+ACKNOWLEDGED_WITHIN_MS: Final = 30_000
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """What is sent leaves at once; where nothing is, the system asks for the other end, and gives up."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE:
+        _set(connection, name, value)
+
+
+def expect_acknowledgement(connection: socket.socket) -> None:
+    """What is sent is acknowledged in time, or the connection is given up."""
+    _set(connection, "TCP_USER_TIMEOUT", ACKNOWLEDGED_WITHIN_MS)
+
+
+def _set(connection: socket.socket, name: str, value: int) -> None:
+    if (option := getattr(socket, name, None)) is not None:  # not every system has them
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
