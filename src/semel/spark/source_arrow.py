@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from semel.errors import ProtocolError
 from semel.spark.source_offsets import OffsetRange
-from semel.wire.batch import BatchHeader
+from semel.wire.batch import BatchHeader, Buffer
 from semel.wire.columns import BinaryColumn, Bools, RecordColumns, read_columns_of
-from semel.wire.records import HEADER_KEY_ERRORS, Headers
+from semel.wire.records import HEADER_KEY_ERRORS, Headers, unpack_body
 
 HEADERS_TYPE: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -36,11 +36,13 @@ CREATE_TIME: Final = 0
 APPEND_TIME: Final = 1
 US_PER_MS: Final = 1000
 MAX_TIMESTAMP_MS: Final = (2**63 - 1) // US_PER_MS
-# Batches are read and handed to Spark together up to so many records or bytes: either has a fixed cost.
+# Batches are read and handed to Spark together up to so many records or bytes, unpacked: either has a fixed
+# cost.
 GROUP_RECORDS: Final = 8 * 1024
 GROUP_BYTES: Final = 2 * 1024 * 1024
 
 Batch: TypeAlias = tuple[BatchHeader, memoryview]
+Unpacked: TypeAlias = tuple[BatchHeader, Buffer]
 
 
 def to_arrow(
@@ -51,13 +53,14 @@ def to_arrow(
         yield _convert(group, wanted, include_headers)
 
 
-def _groups(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    group: list[Batch] = []
+def _groups(batches: Iterable[Batch]) -> Iterator[list[Unpacked]]:
+    group: list[Unpacked] = []
     records = size_bytes = 0
     for header, batch in batches:
-        group.append((header, batch))
+        body = unpack_body(batch, header)
+        group.append((header, body))
         records += header.record_count
-        size_bytes += header.size
+        size_bytes += len(body)
         if records >= GROUP_RECORDS or size_bytes >= GROUP_BYTES:
             yield group
             group, records, size_bytes = [], 0, 0
@@ -65,7 +68,7 @@ def _groups(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
         yield group
 
 
-def _convert(group: list[Batch], wanted: OffsetRange, include_headers: bool) -> pa.RecordBatch:
+def _convert(group: list[Unpacked], wanted: OffsetRange, include_headers: bool) -> pa.RecordBatch:
     columns = read_columns_of(group)
     count = len(columns.offsets)
     arrays = [
@@ -112,7 +115,7 @@ def _timestamps(columns: RecordColumns) -> pa.TimestampArray:
     return pa.array(timestamps * US_PER_MS).view(SCHEMA.field("timestamp").type)
 
 
-def _timestamp_types(group: list[Batch]) -> pa.Int32Array:
+def _timestamp_types(group: list[Unpacked]) -> pa.Int32Array:
     types = [APPEND_TIME if header.has_append_time else CREATE_TIME for header, _ in group]
     return pa.array(np.repeat(np.array(types, np.int32), [header.record_count for header, _ in group]))
 

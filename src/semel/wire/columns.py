@@ -200,15 +200,14 @@ def sizes_alone(
 
 def read_columns(batch: Buffer, limit_bytes: int = MAX_UNCOMPRESSED_BYTES) -> RecordColumns:
     """The records of the one batch that `batch` begins with; refuses what `read_records` refuses."""
-    return read_columns_of([(read_header(batch), batch)], limit_bytes)
+    header = read_header(batch)
+    return read_columns_of([(header, unpack_body(batch, header, limit_bytes))])
 
 
-def read_columns_of(
-    batches: Sequence[tuple[BatchHeader, Buffer]], limit_bytes: int = MAX_UNCOMPRESSED_BYTES
-) -> RecordColumns:
-    """The records of all these batches, one after the other. The limit is for each of them."""
+def read_columns_of(batches: Sequence[tuple[BatchHeader, Buffer]]) -> RecordColumns:
+    """The records of all these batches, one after the other: of each its header, and its body unpacked."""
     batch_headers = [header for header, _ in batches]
-    bodies = [unpack_body(batch, header, limit_bytes) for header, batch in batches]
+    bodies = [body for _, body in batches]
     raw = b"".join([*bodies, PADDING])
     begins, ends = _find_records(raw, bodies, batch_headers)
     body = np.frombuffer(raw, np.uint8)

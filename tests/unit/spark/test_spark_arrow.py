@@ -9,18 +9,21 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from semel.client.metadata import TopicPartition
 from semel.errors import ProtocolError
 from semel.spark.source import SemelDataSource
-from semel.spark.source_arrow import GROUP_RECORDS, SCHEMA, SCHEMA_WITH_HEADERS, to_arrow
+from semel.spark.source_arrow import GROUP_BYTES, GROUP_RECORDS, SCHEMA, SCHEMA_WITH_HEADERS, to_arrow
 from semel.spark.source_offsets import OffsetRange
 from semel.spark.source_options import BOOTSTRAP, INCLUDE_HEADERS, SUBSCRIBE
 from semel.wire.batch import BatchHeader, place_batch, read_header, stamp_append_time
+from semel.wire.compression import Codec
 from semel.wire.records import Record, build_batch
 
 WHERE = TopicPartition("orders", 3)
 ALL = OffsetRange(WHERE, 0, 2**40)
 
 
-def placed(records: list[Record], base_offset: int) -> tuple[BatchHeader, memoryview]:
-    batch = bytearray(build_batch(records))
+def placed(
+    records: list[Record], base_offset: int, codec: Codec = Codec.NONE
+) -> tuple[BatchHeader, memoryview]:
+    batch = bytearray(build_batch(records, codec=codec))
     place_batch(batch, base_offset, 0)
     return read_header(batch), memoryview(batch)
 
@@ -100,6 +103,15 @@ def test_small_batches_go_together_and_keep_their_order() -> None:
     arrow = list(to_arrow(batches, ALL, include_headers=False))
     assert [each.num_rows for each in arrow] == [GROUP_RECORDS, 10]
     assert pa.Table.from_batches(arrow)["offset"].to_pylist() == list(range(GROUP_RECORDS + 10))
+
+
+def test_batches_go_together_by_what_is_in_them_and_not_by_how_well_it_was_packed() -> None:
+    """Offsets in a column of Arrow's have 32 bits, and there is memory to think of."""
+    size = GROUP_BYTES // 4
+    batches = [placed([Record(None, b"x" * size, 0)], base, Codec.ZSTD) for base in range(10)]
+    assert sum(len(batch) for _, batch in batches) < GROUP_BYTES
+    arrow = list(to_arrow(batches, ALL, include_headers=False))
+    assert [each.num_rows for each in arrow] == [4, 4, 2]
 
 
 def test_batches_with_and_without_headers_mix() -> None:

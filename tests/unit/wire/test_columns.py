@@ -19,7 +19,15 @@ from semel.wire.columns import (
 )
 from semel.wire.compression import Codec
 from semel.wire.errors import ErrorCode
-from semel.wire.records import Record, build_batch, encode_varint, read_records, rebuild_batch, scan_records
+from semel.wire.records import (
+    Record,
+    build_batch,
+    encode_varint,
+    read_records,
+    rebuild_batch,
+    scan_records,
+    unpack_body,
+)
 
 contents = st.none() | st.binary(max_size=100)
 headers = st.lists(st.tuples(st.text(max_size=5), contents), max_size=2)
@@ -302,8 +310,15 @@ def test_batches_are_read_together_like_one_by_one(
         batches.append(rebuild_batch(read_header(batch), kept) if draw.draw(st.booleans()) else batch)
         if draw.draw(st.booleans()):
             stamp_append_time(batches[-1], 99)
-    together = read_columns_of([(read_header(batch), batch) for batch in batches])
+    together = read_together(batches)
     assert records_in(together) == [record for batch in batches for record in read_records(batch)]
+
+
+def read_together(batches: list[bytearray]) -> RecordColumns:
+    headers = [read_header(batch) for batch in batches]
+    return read_columns_of(
+        [(header, unpack_body(batch, header)) for header, batch in zip(headers, batches, strict=True)]
+    )
 
 
 def test_one_damaged_batch_among_others_is_refused() -> None:
@@ -315,7 +330,7 @@ def test_one_damaged_batch_among_others_is_refused() -> None:
             expected = [*read_records(good), *read_records(bad), *read_records(good)]
         except InvalidBatch:
             with pytest.raises(InvalidBatch):
-                read_columns_of([(read_header(batch), batch) for batch in (good, bad, good)])
+                read_together([good, bad, good])
         else:
-            found = read_columns_of([(read_header(batch), batch) for batch in (good, bad, good)])
+            found = read_together([good, bad, good])
             assert records_in(found) == expected
