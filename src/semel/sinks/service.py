@@ -14,8 +14,9 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from struct import Struct
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from semel.client.loop_thread import run_in
 from semel.client.metadata import Address
@@ -26,7 +27,7 @@ from semel.sinks.keepalive import expect_acknowledgement, keep_alive
 TOKEN_BYTES: Final = 32
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 4_096
-# Of those that have not shown the secret yet.
+# How many may be silent at a time, before they have shown the secret.
 MAX_STRANGERS: Final = 128
 # A connection that says nothing is not a writer's.
 FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
@@ -147,7 +148,8 @@ class OwnerService(ABC):
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._talks: set[asyncio.Task[None]] = set()
-        self._strangers = 0
+        # Those that have not shown the secret yet, the oldest first.
+        self._strangers: dict[asyncio.Task[None], None] = {}
 
     @abstractmethod
     async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
@@ -191,32 +193,38 @@ class OwnerService(ABC):
             except OSError:  # too many open files: those who wait are heard later
                 await asyncio.sleep(ACCEPT_BACKOFF_S)
                 continue
-            if len(self._talks) >= MAX_CONNECTIONS or self._strangers >= MAX_STRANGERS:
+            if len(self._talks) >= MAX_CONNECTIONS:
                 connection.close()
                 continue
+            if len(self._strangers) >= MAX_STRANGERS:
+                self._send_oldest_stranger_away()
             talk = asyncio.create_task(self._talk(connection))
             self._talks.add(talk)
-            talk.add_done_callback(self._talks.discard)
+            self._strangers[talk] = None
+            talk.add_done_callback(partial(self._end, connection))
+
+    def _send_oldest_stranger_away(self) -> None:
+        """Writers show the secret at once: who has been silent for the longest is none."""
+        oldest = next(iter(self._strangers))
+        del self._strangers[oldest]
+        oldest.cancel()
+
+    def _end(self, connection: socket.socket, talk: asyncio.Task[None]) -> None:
+        connection.close()
+        self._talks.discard(talk)
+        self._strangers.pop(talk, None)
 
     async def _talk(self, connection: socket.socket) -> None:
         try:
             channel = Channel(connection)
             channel.expect_reader()
-            fields = await self._meet(channel)
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                fields = await channel.hear()
             if self._knows(fields.pop(TOKEN, None)):
+                self._strangers.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
                 await self._serve(fields, channel)
         except (OSError, ValueError, TimeoutError):
             return  # gone, talking nonsense, or silent
-        finally:
-            connection.close()
-
-    async def _meet(self, channel: Channel) -> dict[str, Any]:
-        self._strangers += 1
-        try:
-            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
-                return await channel.hear()
-        finally:
-            self._strangers -= 1
 
     def _knows(self, token: object) -> bool:
         return isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())

@@ -15,7 +15,7 @@ from semel.sinks.kafka.claim_service import ClaimService, LocalClaims, RemoteCla
 from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Attempt, Place, Receipt
-from semel.sinks.service import MAX_MESSAGE_BYTES, SIZE, ServiceAddress, dial
+from semel.sinks.service import MAX_MESSAGE_BYTES, MAX_STRANGERS, SIZE, ServiceAddress, dial
 
 PLACE = Place("run", 3, 1)
 TOPIC = TopicShape(2, 1_000_000)
@@ -334,6 +334,17 @@ async def test_a_claim_without_the_secret_is_hung_up_on(served: Served) -> None:
         await impostor.take(claimant(), ZERO, keeps=True)
     await impostor.leave(claimant())
     assert await served.book.take(claimant(0, "another"), ZERO) == 0, "the impostor's claim was taken"
+
+
+async def test_strangers_that_say_nothing_do_not_keep_writers_out(served: Served) -> None:
+    strangers = [await asyncio.open_connection(*served.address.address) for _ in range(2 * MAX_STRANGERS)]
+    claims = RemoteClaims(served.address, 10.0)
+    assert await claims.take(claimant(), ZERO, keeps=False) == 0
+    for reader, _ in strangers[:MAX_STRANGERS]:
+        assert await reader.read() == b"", "the oldest are sent away"
+    await claims.leave(claimant())
+    for _, writer in strangers:
+        writer.close()
 
 
 @pytest.mark.parametrize(
