@@ -401,6 +401,39 @@ async def test_batches_keep_below_max_message_bytes_and_an_oversize_row_is_named
     assert await read_committed(cluster, topic) == [[b"x" * 500] * 20]
 
 
+@pytest.mark.parametrize(
+    ("configs", "row", "refusal"),
+    [
+        ({"cleanup.policy": "compact"}, {"key": None, "value": b"v"}, "INVALID_RECORD"),
+        (
+            {"message.timestamp.after.max.ms": "3600000"},
+            {"key": b"k", "value": b"v", "at": 2**43},
+            "INVALID_TIMESTAMP",
+        ),
+    ],
+    ids=["a compacted topic wants keys", "too far in the future"],
+)
+async def test_rows_that_the_broker_refuses_fail_for_good(
+    bootstrap: str,
+    cluster: Cluster,
+    topic: str,
+    sink_id: str,
+    configs: dict[str, str],
+    row: dict[str, object],
+    refusal: str,
+) -> None:
+    await Admin(cluster).create_topic(topic, partitions=1, configs=configs)
+    at = "at" if "at" in row else None
+    async with KafkaSink(bootstrap, topic, timestamp_column=at) as sink:
+        await sink.open(sink_id)
+        with pytest.raises(WriteFailed, match=f"cannot be written.*{refusal}") as refused:
+            await write_epoch(sink, 0, [row])
+        assert refused.value.is_permanent
+        await sink.abort(0)
+        await write_epoch(sink, 0, [{"key": b"k", "value": b"good", "at": 2**40}])
+    assert await read_committed(cluster, topic) == [[b"good"]]
+
+
 async def test_bad_rows_become_dead_letters_in_the_same_transaction(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str
 ) -> None:

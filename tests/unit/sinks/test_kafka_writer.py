@@ -14,7 +14,7 @@ from semel.sinks.kafka.claim_service import LocalClaims
 from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.rows import RecordRows
 from semel.sinks.kafka.topics import TopicShape
-from semel.sinks.kafka.writer import HomeAccess
+from semel.sinks.kafka.writer import ENOUGH_BYTES, HomeAccess
 from semel.sinks.receipts import Place
 from semel.sinks.service import ServiceAddress
 
@@ -57,6 +57,28 @@ async def write(writer: Unlucky) -> None:
         await writer.finish()
     finally:
         await writer.cancel()
+
+
+class Gathering(KafkaWriter):
+    """Says how many rows it would have sent each time."""
+
+    sent: list[int]
+
+    async def _send(self, batch: pa.RecordBatch, first_row: int) -> None:
+        assert first_row == sum(self.sent)
+        self.sent.append(batch.num_rows)
+
+
+async def test_large_rows_are_sent_before_there_are_enough_of_them() -> None:
+    home = HomeAccess(None, None, KafkaSink("localhost:1", "out").metrics)  # type: ignore[arg-type]
+    writer = Gathering(plan(), 0, "0", 1, home)
+    writer.sent = []
+    a_third = pa.record_batch(
+        {"key": [b"k"] * 20, "value": [b"v" * (ENOUGH_BYTES // 60)] * 20, "p": [0] * 20}
+    )
+    for _ in range(7):
+        await writer.write(a_third)
+    assert writer.sent == [60, 60]
 
 
 async def test_writers_that_have_failed_do_not_wait_for_each_others_partitions() -> None:

@@ -25,7 +25,7 @@ from semel.client.metadata import TopicPartition
 from semel.client.partition_writer import PartitionWriter, SharedWriter
 from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
-from semel.errors import FencedError, SemelError
+from semel.errors import BrokerError, FencedError, SemelError
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
 from semel.sinks.kafka.claim_service import Claims, LocalClaims, RemoteClaims
@@ -49,6 +49,7 @@ from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.wire.batch import InvalidBatch
 from semel.wire.columns import Ints
 from semel.wire.compression import Codec
+from semel.wire.errors import ErrorCode
 from semel.wire.partitioner import NO_PARTITION, partition_column
 
 # Rows are encoded and sent so many at a time, at least (or at the end) and at most: enough for good batches,
@@ -56,6 +57,12 @@ from semel.wire.partitioner import NO_PARTITION, partition_column
 ENOUGH_ROWS: Final = 8 * 1024
 ENOUGH_ROWS_A_PARTITION: Final = 4 * 1024
 CHUNK_ROWS: Final = 16 * 1024
+# Large rows are sent before there are enough of them: they are in memory, and again while they are encoded.
+ENOUGH_BYTES: Final = 64 * 1024 * 1024
+# What a broker says of rows, or of this user, each time.
+FINAL_REFUSALS: Final = frozenset(
+    {ErrorCode.INVALID_RECORD, ErrorCode.INVALID_TIMESTAMP, ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,7 +136,7 @@ class KafkaWriter(Writer):
         self._partitions: dict[TopicPartition, PartitionWriter] = {}
         self._held: set[TopicPartition] = set()
         self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
+        self._gathered_rows = self._gathered_bytes = 0
         self._unflushed_rows = 0
         self._rows_taken = 0
         self._next_own = 0
@@ -184,8 +191,10 @@ class KafkaWriter(Writer):
         """Small batches are gathered until there are enough rows for good record batches."""
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
+        self._gathered_bytes += batch.nbytes
         self._count_buffered(self._unflushed_rows + batch.num_rows)
-        if self._gathered_rows >= min(self._enough_rows, self._settings.max_buffered):
+        enough_rows = min(self._enough_rows, self._settings.max_buffered)
+        if self._gathered_rows >= enough_rows or self._gathered_bytes >= ENOUGH_BYTES:
             await self._send_gathered()
         if self._unflushed_rows >= self._settings.max_buffered:
             await self._flush()
@@ -195,16 +204,15 @@ class KafkaWriter(Writer):
         self._unflushed_rows = rows
 
     async def _send_gathered(self) -> None:
-        if not self._gathered_rows:
-            return
-        batch = _joined(self._gathered)
-        first_row = self._rows_taken
-        self._rows_taken += self._gathered_rows
-        self._gathered, self._gathered_rows = [], 0
-        try:
-            await self._send(batch, first_row)
-        except SemelError as error:
-            raise await self._failed(error) from error
+        gathered, self._gathered = self._gathered, []
+        self._gathered_rows = self._gathered_bytes = 0
+        for batch in _joined(gathered):
+            first_row = self._rows_taken
+            self._rows_taken += batch.num_rows
+            try:
+                await self._send(batch, first_row)
+            except SemelError as error:
+                raise await self._failed(error) from error
 
     async def _flush(self) -> None:
         """Waits for the broker, inside the transaction."""
@@ -230,6 +238,8 @@ class KafkaWriter(Writer):
                 f"broker has, after transaction_timeout ({self._settings.transaction_timeout_ms} ms; smaller "
                 f"epochs take less: maxOffsetsPerTrigger). {error}"
             )
+        if isinstance(error, BrokerError) and error.code in FINAL_REFUSALS:
+            return WriteFailed(f"rows of {self._claimant} cannot be written: {error}", is_permanent=True)
         return WriteFailed(f"{self._claimant} could not write: {error}")
 
     # Sending
@@ -414,10 +424,10 @@ async def _all_or_none(writes: "list[asyncio.Task[None]]") -> None:
         raise
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """As one; as several, if they are more than fits into a column of Arrow's."""
+    if len(batches) < 2:
+        return batches
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    (joined,) = table.to_batches()
-    return joined
+    return list(table.to_batches())
