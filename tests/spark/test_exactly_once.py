@@ -14,6 +14,7 @@ from broker_process import BrokerProcess
 from click.testing import CliRunner
 from kafka_process import KafkaProcess
 from pipeline_cases import ROWS, Pipeline
+from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import (
     Row,
@@ -93,6 +94,23 @@ def test_triggers_without_batches_are_refused(pipeline: Pipeline, trigger: dict[
     with pytest.raises(ConfigError, match="trigger"):
         built.start(trigger)
     assert not pipeline.checkpoint.exists()
+
+
+def test_what_spark_refuses_is_refused_before_a_sink_is_opened(pipeline: Pipeline) -> None:
+    """Opening fences who has the sink: here, the pipeline that runs under this name."""
+    pipeline.feed(0, 30)
+    running = pipeline.start(trigger="100 milliseconds")
+    with pytest.raises(ConfigError, match="runs in this session: stop it first"):
+        pipeline.start()
+    elsewhere = Pipeline.__new__(Pipeline)
+    elsewhere.__dict__.update(pipeline.__dict__, spark=pipeline.spark.newSession())
+    counted = elsewhere.read().groupBy("key").count().selectExpr("key", "string(count) AS value")
+    with pytest.raises(AnalysisException, match="Append"):
+        elsewhere.start(df=counted)
+    pipeline.feed(30, 60)
+    running.processAllAvailable()
+    running.stop()
+    pipeline.check(60)
 
 
 # Writing

@@ -4,7 +4,7 @@
     query = exactly_once(totals, sink, name="totals", checkpoint="ck/totals").start()
 
 Everything that can be checked is checked before a sink is opened, and all sinks are opened before the query
-starts.
+starts: opening fences whoever has a sink, and that is not to be for nothing.
 """
 
 import os
@@ -19,12 +19,12 @@ from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import prepare_columns
 from semel.spark.epochs import EpochRunner, close_all
 from semel.spark.query import PipelineQuery
-from semel.spark.session import require_classic
+from semel.spark.session import LOOPBACK, require_classic
 from semel.spark.source_cluster import cluster_of
 from semel.spark.transfer import runs_python
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 # "availableNow", a duration such as "5 seconds", or the keyword of PySpark's `trigger` with its value.
@@ -33,6 +33,7 @@ Trigger: TypeAlias = str | Mapping[str, str | bool]
 OUTPUT_MODES: Final = ("append", "update", "complete")
 NAME: Final = re.compile(r"[\w.\- ]{1,150}")
 DRIVER_HOST: Final = "spark.driver.host"
+OPERATION_CHECK: Final = "spark.sql.streaming.unsupportedOperationCheck"
 REFUSED_TRIGGERS: Final = ("continuous", "realTime")
 TRIGGERS: Final = ("processingTime", "availableNow", "once")
 
@@ -94,9 +95,10 @@ class ExactlyOnce:
         writer = _with_trigger(self._df.writeStream, trigger)
         spark = self._df.sparkSession
         # All that may fail without a sink comes before the sinks: who would close them?
+        self._refuse_as_spark_will()
         checkpoint = Checkpoint(spark, self._checkpoint)
         source, has_python = cluster_of(self._df), runs_python(self._df)
-        sinks = self._open_sinks(str(spark.conf.get(DRIVER_HOST, "127.0.0.1")))
+        sinks = self._open_sinks(driver_host(spark))
         runner = EpochRunner(self._name, sinks, self._columns, checkpoint, source, has_python=has_python)
         try:
             query = (
@@ -111,6 +113,19 @@ class ExactlyOnce:
             raise
         return PipelineQuery(query, runner)
 
+    def _refuse_as_spark_will(self) -> None:
+        """What Spark looks at when a query starts, which is too late."""
+        spark = self._df.sparkSession
+        if any(query.name == self._name for query in spark.streams.active):
+            raise ConfigError(
+                f"pipeline {self._name!r} runs in this session: stop it first, or give another name"
+            )
+        if spark.conf.get(OPERATION_CHECK, "true") == "true":
+            jvm: Any = spark.sparkContext._jvm
+            mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, self._output_mode.capitalize())()
+            checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+            checker.checkForStreaming(self._df._jdf.queryExecution().analyzed(), mode)
+
     def _open_sinks(self, driver_host: str) -> list[BlockingSink]:
         opened: list[BlockingSink] = []
         try:
@@ -123,6 +138,11 @@ class ExactlyOnce:
             close_all(self._name, opened)
             raise
         return opened
+
+
+def driver_host(spark: "SparkSession") -> str:
+    """As executors find it. Spark has it as it stands in URLs: IPv6 in brackets."""
+    return str(spark.conf.get(DRIVER_HOST, LOOPBACK)).strip("[]")
 
 
 def sink_id(name: str, place: int) -> str:

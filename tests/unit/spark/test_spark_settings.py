@@ -24,6 +24,7 @@ from semel.errors import ConfigError
 from semel.sinks.kafka import KafkaSink
 from semel.spark import session
 from semel.spark.columns import prepare_columns
+from semel.spark.pipeline import driver_host
 from semel.spark.session import settings_for
 
 STRING, BINARY = StringType(), BinaryType()
@@ -130,3 +131,11 @@ def test_a_cluster_keeps_its_own_settings(master: str) -> None:
     assert not {name for name in settings if name.startswith(("spark.sql.shuffle", "spark.driver"))}
     assert "spark.ui.enabled" not in settings
     assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("told", "host"), [("10.1.2.3", "10.1.2.3"), ("[fe80::1]", "fe80::1"), (None, "127.0.0.1")]
+)
+def test_the_drivers_address_is_one_that_can_be_listened_at(told: str | None, host: str) -> None:
+    session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, other: told or other))
+    assert driver_host(session) == host
