@@ -55,7 +55,7 @@ from semel.sinks.sql.writers import DirectPlan, StagedPlan, dead_letter_columns,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # How long `open` waits for its predecessor to end its transaction before it ends it, and after that.
 PREDECESSOR_GRACE_S: Final = 2.0
@@ -230,7 +230,7 @@ class SqlSink(TransactionalSink):
     async def _end_predecessor(self, session: SqlSession) -> None:
         row = await self._rows.read(session, self.sink_id)
         if row is not None and row.holder is not None:
-            logger.warning(
+            log.warning(
                 "sink %s: ending the connection of its owner before, %s", self.sink_id, row.holder.owner
             )
             await self._dialect.end_session(session, row.holder.session_id, row.holder.label)
@@ -484,7 +484,7 @@ class SqlSink(TransactionalSink):
             except TimeoutError:
                 break
             except SqlFailure as failure:
-                logger.info(
+                log.info(
                     "sink %s: the outcome of epoch %d is not known yet: %s",
                     self.sink_id,
                     marker.epoch,
@@ -530,7 +530,7 @@ class SqlSink(TransactionalSink):
         try:
             await self._connected()
         except SqlFailure as failure:
-            logger.info("sink %s: %s", self.sink_id, failure)
+            log.info("sink %s: %s", self.sink_id, failure)
             await self._drop_session()
 
     async def _close(self) -> None:
@@ -563,7 +563,7 @@ class SqlSink(TransactionalSink):
             for stage in (self._stage, self._dead_stage):
                 await self._clear(session, stage)
         except SqlFailure as failure:
-            logger.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
+            log.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
             await self._drop_session()
 
     async def _clear(self, session: SqlSession, stage: TableName) -> None:
