@@ -390,10 +390,10 @@ async def test_with_fencing_off_open_leaves_a_living_owner_alone(table: MariaDBS
 async def test_what_dead_runs_have_staged_is_removed_at_open(table: MariaDBServer) -> None:
     async with opened(table, strategy="staged") as sink:
         await write_all(sink, 0, rows(1, 2, 3))
-        stage = f"`{sink._stage.name}`"
+        stage = f"`{sink._stage.rows.name}`"
         table.query("CREATE TABLE semel_stage_other_sink (id int)")
         # Another layout of the same sink, from before a column was added.
-        old = stage.replace(sink._stage.name[-8:], "00000000")
+        old = stage.replace(sink._stage.rows.name[-8:], "00000000")
         table.query(f"CREATE TABLE {old} (id int)")
         assert table.query(f"SELECT count(*) FROM {stage}") == [(3,)]
         async with opened(table, strategy="staged") as new:
@@ -411,7 +411,7 @@ async def test_the_stage_is_empty_when_the_next_epoch_begins(table: MariaDBServe
     async with opened(table, strategy="staged") as sink:
         await run_epoch(sink, 0, rows(*range(count)))
         receipts = await write_all(sink, 1, rows(count))
-        stage = sink._stage
+        stage = sink._stage.rows
         assert table.query(f"SELECT id FROM {stage}") == [(count,)]
         await sink.commit(1, receipts)
     assert len(ids(table)) == count + 1
@@ -426,12 +426,12 @@ async def test_a_writer_that_hangs_in_a_load_does_not_keep_the_stage_from_being_
         with zombie.cursor() as cursor:
             cursor.execute("SELECT GET_LOCK(%s, 0)", (writer_lock(f"{sink._writers_prefix}gone:0", 7),))
             cursor.execute("BEGIN")
-            cursor.execute(f"INSERT INTO `{sink._stage.name}` (id) VALUES (99)")  # and never ends
+            cursor.execute(f"INSERT INTO `{sink._stage.rows.name}` (id) VALUES (99)")  # and never ends
             await sink.commit(0, receipts)
             await sink._swept()
             with pytest.raises(pymysql.Error):
                 cursor.execute("SELECT 1")
-        assert table.query(f"SELECT count(*) FROM `{sink._stage.name}`") == [(0,)]
+        assert table.query(f"SELECT count(*) FROM `{sink._stage.rows.name}`") == [(0,)]
         await run_epoch(sink, 1, rows(2))
 
 

@@ -391,10 +391,10 @@ async def test_with_fencing_off_open_leaves_a_living_owner_alone(table: Postgres
 async def test_what_dead_runs_have_staged_is_removed_at_open(table: PostgresServer) -> None:
     async with opened(table, strategy="staged") as sink:
         await write_all(sink, 0, rows(1, 2, 3))
-        stage = f'"{sink._stage.name}"'
+        stage = f'"{sink._stage.rows.name}"'
         table.query("CREATE TABLE semel_stage_other_sink (id int)")
         # Another layout of the same sink, from before a column was added.
-        old = stage.replace(sink._stage.name[-8:], "00000000")
+        old = stage.replace(sink._stage.rows.name[-8:], "00000000")
         table.query(f"CREATE TABLE {old} (id int)")
         assert table.query(f"SELECT count(*) FROM {stage}") == [(3,)]
         async with opened(table, strategy="staged") as new:
@@ -414,12 +414,12 @@ async def test_a_writer_that_hangs_in_a_load_does_not_keep_the_stage_from_being_
         receipts = await write_all(sink, 0, rows(1))
         label = f"{sink._writers_prefix}gone:0"
         async with await psycopg.AsyncConnection.connect(table.dsn, application_name=label) as zombie:
-            await zombie.execute(f'INSERT INTO "{sink._stage.name}" (id) VALUES (99)')  # and never ends
+            await zombie.execute(f'INSERT INTO "{sink._stage.rows.name}" (id) VALUES (99)')  # and never ends
             await sink.commit(0, receipts)
             await sink._swept()
             with pytest.raises(psycopg.OperationalError):
                 await zombie.execute("SELECT 1")
-        assert table.query(f'SELECT count(*) FROM "{sink._stage.name}"') == [(0,)]
+        assert table.query(f'SELECT count(*) FROM "{sink._stage.rows.name}"') == [(0,)]
         await run_epoch(sink, 1, rows(2))
 
 

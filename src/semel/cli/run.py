@@ -15,6 +15,7 @@ from semel.cli.root import FAILED
 from semel.errors import ConfigError
 from semel.server.metrics_endpoint import MetricsEndpoint
 from semel.spark.progress import Progress, render_metrics
+from semel.spark.session import DEFAULT_MASTER
 from semel.spark.supervisor import DEFAULT_MAX_CRASHES, Supervisor
 
 CLEAR_LINE: Final = "\r\x1b[2K"
@@ -27,7 +28,7 @@ LINE_INTERVAL_S: Final = 10.0
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--until-caught-up", is_flag=True, help="Read what is there now, and end.")
 @click.option("--trigger", help="How often a batch is begun, such as '5 seconds'; at once if not given.")
-@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
+@click.option("--master", default=DEFAULT_MASTER, show_default=True, help="Spark's master.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."
 )

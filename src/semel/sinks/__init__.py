@@ -1,6 +1,7 @@
 """Transactional sinks: each epoch becomes visible exactly once, whole or not at all."""
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from semel.sinks.errors import (
     AbortFailed,
@@ -42,18 +43,16 @@ __all__ = [
 ]
 
 
+# Each needs an extra of its own: it is imported when it is first asked for.
+PLACES: Final = {
+    "KafkaSink": "semel.sinks.kafka",
+    "MySQLSink": "semel.sinks.mysql",
+    "PostgresSink": "semel.sinks.postgres",
+}
+
+
 def __getattr__(name: str) -> object:
-    # Each sink needs an extra of its own: it is imported when it is first asked for.
-    if name == "KafkaSink":
-        from semel.sinks.kafka import KafkaSink
-
-        return KafkaSink
-    if name == "PostgresSink":
-        from semel.sinks.postgres import PostgresSink
-
-        return PostgresSink
-    if name == "MySQLSink":
-        from semel.sinks.mysql import MySQLSink
-
-        return MySQLSink
-    raise AttributeError(f"module 'semel.sinks' has no attribute {name!r}")
+    if name not in PLACES:
+        raise AttributeError(f"module 'semel.sinks' has no attribute {name!r}")
+    found: object = getattr(import_module(PLACES[name]), name)
+    return found

@@ -26,7 +26,7 @@ from semel.spark.transfer import Transfer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 6
 # Doubled from one attempt to the next: up to 8 seconds before the last.
@@ -132,7 +132,7 @@ class EpochRunner:
         self.rows += max(rows)
 
     def _skip(self, batch: "DataFrame", batch_id: int) -> None:
-        LOGGER.info("batch %d of %r is committed already: its rows are there", batch_id, self.name)
+        log.info("batch %d of %r is committed already: its rows are there", batch_id, self.name)
         self.skipped += 1
         if self._checkpoint.has_state():
             # State must go on to the next version; what the batch would write is in the targets.
@@ -183,7 +183,7 @@ class EpochRunner:
         raise AssertionError("the last attempt raises")
 
     def _back_off(self, error: SinkError, attempt: int, batch_id: int) -> None:
-        LOGGER.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
+        log.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
         if self._stopping.wait(FIRST_BACKOFF_S * 2**attempt):
             raise error
 
@@ -194,7 +194,7 @@ def close_all(name: str, sinks: Iterable[BlockingSink]) -> None:
         try:
             sink.close()
         except Exception as error:
-            LOGGER.warning("a sink of %r was not closed: %s", name, error)
+            log.warning("a sink of %r was not closed: %s", name, error)
 
 
 def _require_another_attempt(error: SinkError, attempt: int) -> None:

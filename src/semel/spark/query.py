@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError
 from semel.sinks.sink import TransactionalSink
@@ -11,7 +11,7 @@ from semel.spark.epochs import EpochRunner, StoppedError
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class PipelineQuery:
@@ -30,7 +30,7 @@ class PipelineQuery:
         try:
             self.query.awaitTermination()
         except Exception:  # it is told by `failure`
-            LOGGER.debug("%r has ended with an error", self.name, exc_info=True)
+            log.debug("%r has ended with an error", self.name, exc_info=True)
         try:
             self._runner.close()
         finally:

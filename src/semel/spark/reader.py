@@ -12,6 +12,7 @@ from semel.errors import ConfigError
 from semel.spark.session import require_classic
 from semel.spark.source_options import (
     BOOTSTRAP,
+    FORMAT,
     INCLUDE_HEADERS,
     ISOLATION_LEVEL,
     STARTING_OFFSETS,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 Connector: TypeAlias = Literal["python", "jvm", "auto"]
 OptionValue: TypeAlias = str | int | bool
 
-PYTHON_FORMAT: Final = "semel"
 JVM_FORMAT: Final = "kafka"
 JVM_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 # Where the two would differ, or Spark's own source would show what was aborted.
@@ -68,7 +68,7 @@ def register(spark: "SparkSession") -> None:
 
     require_classic(spark)
     jsession: Any = spark._jsparkSession
-    if jsession.sessionState().dataSourceManager().dataSourceExists(PYTHON_FORMAT):
+    if jsession.sessionState().dataSourceManager().dataSourceExists(FORMAT):
         return  # Spark warns of every further time
     with _active(spark):
         spark.dataSource.register(SemelDataSource)
@@ -121,7 +121,7 @@ def _prepare(
             )
         return JVM_FORMAT, settings
     register(spark)
-    return PYTHON_FORMAT, settings
+    return FORMAT, settings
 
 
 def _text(value: OptionValue) -> str:

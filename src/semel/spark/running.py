@@ -21,7 +21,7 @@ from semel.spark.progress import progress_of
 from semel.spark.query import PipelineQuery
 from semel.spark.session import DEFAULT_MASTER, local_session
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 ENTRY: Final = "pipeline"
 # Something was not as it should be; it may be the next time.
@@ -93,7 +93,7 @@ def _stop(running: list[PipelineQuery]) -> bool:
         try:
             query.stop()
         except Exception as error:  # Py4J has its own
-            LOGGER.warning("%r was not stopped: %s", query.name, error)
+            log.warning("%r was not stopped: %s", query.name, error)
             are_stopped = False
     return are_stopped
 

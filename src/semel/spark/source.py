@@ -43,10 +43,9 @@ from semel.errors import ConfigError
 from semel.spark.source_arrow import to_arrow
 from semel.spark.source_fetch import RangeFetch
 from semel.spark.source_offsets import OffsetRange, Offsets, OffsetsJson, from_json, limit, to_json
-from semel.spark.source_options import ENDING_OFFSETS, MAX_OFFSETS, SourceOptions
+from semel.spark.source_options import ENDING_OFFSETS, FORMAT, MAX_OFFSETS, SourceOptions
 from semel.spark.source_planner import Planner
 
-FORMAT: Final = "semel"
 COLUMNS: Final = (
     StructField("key", BinaryType()),
     StructField("value", BinaryType()),

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from semel.client.connection import ConnectionOptions
 from semel.errors import ConfigError
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class SourceCluster(NamedTuple):
@@ -37,7 +37,7 @@ def one_cluster(options: Sequence[Mapping[str, str]]) -> SourceCluster | None:
     try:
         tls, sasl = read_security(options[0])
     except ConfigError as error:
-        LOGGER.warning(
+        log.warning(
             "offsets are not committed at the source, %s, unless the sink is there, too. Only tools that "
             "show lag look at them: %s",
             bootstrap,

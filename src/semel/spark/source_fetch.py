@@ -41,7 +41,7 @@ FETCH_WAIT_MS: Final = 500
 # Longer than a broker takes to restart; Spark's own source waits as long for records.
 RETRY_TIMEOUT_MS: Final = 120_000
 
-log: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class DataLostError(SemelError):

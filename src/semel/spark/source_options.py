@@ -13,6 +13,7 @@ from semel.spark.source_security import SECURITY_OPTIONS, read_security
 
 T = TypeVar("T")
 
+FORMAT: Final = "semel"
 BOOTSTRAP: Final = "kafka.bootstrap.servers"
 SUBSCRIBE: Final = "subscribe"
 ISOLATION_LEVEL: Final = "kafka.isolation.level"

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 from semel.spark.progress import Progress, decode
 from semel.spark.running import FINAL_EXIT
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Show: TypeAlias = Callable[[Progress], None]
 
@@ -99,10 +99,10 @@ class Supervisor:
                 return code
             crashes = 1 if self._has_committed else crashes + 1
             if crashes >= self._max_crashes:
-                LOGGER.error("the pipeline ended with %d, crash %d in a row: giving up", code, crashes)
+                log.error("the pipeline ended with %d, crash %d in a row: giving up", code, crashes)
                 return code
             pause_s = backoff_s(crashes, self._first_backoff_s)
-            LOGGER.warning("the pipeline ended with %d; it is started again in %g s", code, pause_s)
+            log.warning("the pipeline ended with %d; it is started again in %g s", code, pause_s)
             self._pause(pause_s)
             if self._is_stopping:
                 return 0
@@ -155,7 +155,7 @@ class Supervisor:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """With its JVM, which is of its group: that may be what does not end."""
-    LOGGER.warning("the pipeline does not end, and is killed; what it has open, the next start aborts")
+    log.warning("the pipeline does not end, and is killed; what it has open, the next start aborts")
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.sinks.errors import WriteFailed
-from semel.spark.columns import quoted
+from semel.spark.columns import INTEGERS, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,9 +25,8 @@ UNBOUNDED: Final = str(2**31 - 1)
 # What a field takes beside the bytes of a text: 16 bytes of a decimal at most, and a bit for null.
 FIELD_BYTES: Final = 17
 TEXTS: Final = frozenset({"string", "binary", "char", "varchar"})
-INTEGERS: Final = frozenset({"tinyint", "smallint", "int", "bigint"})
 MOMENTS: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
-TELLABLE: Final = TEXTS | INTEGERS | MOMENTS | {"float", "double", "decimal", "boolean"}
+TELLABLE: Final = TEXTS | MOMENTS | {*INTEGERS, "float", "double", "decimal", "boolean"}
 LARGE_ROW: Final = "a row is too large for batches that nobody measures"
 
 

@@ -38,6 +38,7 @@ from semel.sinks.sql.columns import TableColumn
 from semel.sinks.sql.columns import lay_out as lay_out_columns
 from semel.sinks.sql.dialect import Form
 from semel.sinks.sql.sink import SqlSink
+from semel.sinks.sql.stage import Stage
 from semel.sinks.sql.target import Strategy
 from semel.sinks.tasks import WriteTask
 from semel.spark.checkpoint import parse_offsets
@@ -129,6 +130,7 @@ async def table_plan(sink: SqlSink, form: type[Form], *limits: int) -> WriterPla
     sink._layout = lay_out_columns(sink.target, [TableColumn("v", "text")], sink._dialect)
     sink._service_address = NOWHERE
     if sink.strategy is Strategy.STAGED:
+        sink._stage = Stage(sink._dialect, "s", sink._layout, refuses_nulls=False)
         return sink._staged_plan(Place("run", 0, 0))
     session: Any = SimpleNamespace(form=lambda table, columns, stamp: form(table, columns, stamp, *limits))  # type: ignore[call-arg]
     return sink._direct_plan(Place("run", 0, 0), session)

@@ -10,7 +10,7 @@ from semel.sinks.errors import InitFailed
 from semel.sinks.kafka.markers import MarkerStore, has_open_transaction, is_alive
 from semel.wire.errors import ErrorCode
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # What a broker answers to settings that somebody has to mend: there, or here.
 WRONG_SETTINGS: Final = frozenset(
@@ -55,7 +55,7 @@ async def warn_unless_verified(cluster: Cluster, sink_id: str) -> None:
             raise
         configs = []
     if config_value(configs, "transaction.partition.verification.enable") != "true":
-        LOGGER.warning(
+        log.warning(
             "the broker at %s does not verify, or does not say, that a transaction is open before it "
             "takes a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late "
             "may not be fenced",

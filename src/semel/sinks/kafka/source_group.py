@@ -20,7 +20,7 @@ from semel.client.metadata import TopicPartition
 from semel.errors import SemelError
 from semel.sinks.sink import SourceOffsets
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 Work: TypeAlias = Callable[[Cluster], Awaitable[None]]
 
@@ -57,7 +57,7 @@ class SourceGroup:
     def part(self, error: Exception) -> None:
         """Its offsets were not taken in the sink's transaction."""
         self._joins = False
-        LOGGER.warning(
+        log.warning(
             "the offsets of group %r are not taken in the transaction of its sink, and %s from now on. Only "
             "tools that show lag look at them: %s",
             self._group.group_id,
@@ -120,7 +120,7 @@ class SourceGroup:
         except (SemelError, OSError) as error:
             self._rests_until = asyncio.get_running_loop().time() + REST_S
             await self._hang_up()
-            LOGGER.warning(
+            log.warning(
                 "the offsets of group %r are not committed at the source, %s, and it is asked again in %g s. "
                 "Only tools that show lag look at them: %s",
                 self._group.group_id,

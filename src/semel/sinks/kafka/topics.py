@@ -13,7 +13,7 @@ from semel.errors import BrokerError, SemelError
 from semel.wire.columns import DEFAULT_MAX_BATCH_BYTES
 from semel.wire.errors import ErrorCode
 
-LOGGER: Final = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 NOT_THERE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION})
 # How long a sink that is opened waits for its topics.
@@ -53,7 +53,7 @@ class TopicShapes:
             self._found = {topic: await read_shape(self._cluster, topic) for topic in self._own}
         except SemelError as error:
             self._found = dict(self.known)
-            LOGGER.warning("%s: going on with the partitions that are known: %s", ", ".join(self._own), error)
+            log.warning("%s: going on with the partitions that are known: %s", ", ".join(self._own), error)
 
     async def find(self, topic: str) -> TopicShape | None:
         """Of a topic that only the rows name: looked for once for all writers of an epoch."""

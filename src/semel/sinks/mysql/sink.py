@@ -20,7 +20,7 @@ from semel.sinks.sql.target import make_strategy, make_target
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 SCHEMES: Final = frozenset({"mysql", "mariadb"})
 URL_OPTIONS: Final = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"})
@@ -71,7 +71,7 @@ class MySQLSink(SqlSink):
     async def _open(self, owner: Owner) -> Marker:
         marker = await super()._open(owner)
         if self._writes_literals():
-            logger.warning(
+            log.warning(
                 "sink %s: the server (or this sink's settings) does not allow LOAD DATA LOCAL: rows are sent "
                 "by multi-row INSERT, which is slower. SET GLOBAL local_infile = 1 allows it",
                 self.sink_id,

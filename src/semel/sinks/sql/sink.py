@@ -12,7 +12,6 @@ ended, one way or the other, and the epoch in the row says which. Every transact
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from dataclasses import replace
@@ -39,23 +38,17 @@ from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.intake import Intake, IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
-from semel.sinks.sql.names import (
-    DEAD_LETTERS_TABLE,
-    MERGE_TABLE,
-    WRITER_COLUMN,
-    TableName,
-    sink_key,
-    stage_prefix,
-)
+from semel.sinks.sql.names import MERGE_TABLE, TableName, sink_key
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+from semel.sinks.sql.stage import Stage, check_count, drop_stages
 from semel.sinks.sql.tables import make_table
 from semel.sinks.sql.target import Strategy, Target
-from semel.sinks.sql.writers import DirectPlan, StagedPlan, dead_letter_columns, stamp_of
+from semel.sinks.sql.writers import DirectPlan, StagedPlan, stamp_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 # How long `open` waits for its predecessor to end its transaction before it ends it, and after that.
 PREDECESSOR_GRACE_S: Final = 2.0
@@ -96,8 +89,7 @@ class SqlSink(TransactionalSink):
         self._owner: Owner | None = None
         self._layout: Layout | None = None
         self._merge: Merge | None = None
-        self._stage = TableName(None, "")
-        self._dead_stage = TableName(None, "")
+        self._stage: Stage | None = None
         self._intake = self._new_intake()
         self._service: IntakeService | None = None
         self._service_address: ServiceAddress | None = None
@@ -230,7 +222,7 @@ class SqlSink(TransactionalSink):
     async def _end_predecessor(self, session: SqlSession) -> None:
         row = await self._rows.read(session, self.sink_id)
         if row is not None and row.holder is not None:
-            logger.warning(
+            log.warning(
                 "sink %s: ending the connection of its owner before, %s", self.sink_id, row.holder.owner
             )
             await self._dialect.end_session(session, row.holder.session_id, row.holder.label)
@@ -241,31 +233,19 @@ class SqlSink(TransactionalSink):
             await self._dialect.end_writers(session, self._writers_prefix)
 
     async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
-        """Tables of our own, made once: named for the sink and the columns, so that they never change."""
         if self.strategy is Strategy.DIRECT:
             source = TableName(None, MERGE_TABLE)
-            await self._drop_stages(session, kept=())
+            await drop_stages(self._dialect, session, self.sink_id)
             if layout.merges:
                 await session.execute(self._dialect.create_merge_table(layout))
         else:
             # Where bad rows are kept aside, the stage is to find them; else the table's triggers come first.
             refuses_nulls = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
-            prefix = stage_prefix(self.sink_id)
-            source = self._stage = TableName(None, f"{prefix}{_digest(layout, refuses_nulls)}")
-            self._dead_stage = TableName(None, f"{prefix}dead")
-            await self._drop_stages(session, kept=(self._stage.name, self._dead_stage.name))
-            letters = dead_letter_columns(self._dialect)
-            for stage, columns in ((self._stage, layout.staged), (self._dead_stage, letters)):
-                statement = self._dialect.create_stage(stage, columns, refuses_nulls=refuses_nulls)
-                await make_table(self._dialect, session, stage, statement)
+            self._stage = Stage(self._dialect, self.sink_id, layout, refuses_nulls=refuses_nulls)
+            source = self._stage.rows
+            await self._stage.make(session)
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
-
-    async def _drop_stages(self, session: SqlSession, kept: tuple[str, ...]) -> None:
-        """Those of other columns, or of another strategy, that this sink had before."""
-        for old in await self._dialect.stages(session, stage_prefix(self.sink_id)):
-            if old.name not in kept:
-                await session.execute(f"DROP TABLE {self._dialect.quote_table(old)}")
 
     async def _start_service(self) -> None:
         if self.strategy is Strategy.DIRECT and self._shared_host is not None:
@@ -309,10 +289,10 @@ class SqlSink(TransactionalSink):
         )  # fmt: skip
 
     def _staged_plan(self, place: Place) -> WriterPlan:
-        assert self._layout is not None
+        assert self._layout is not None and self._stage is not None
         return StagedPlan(
-            place, self._layout, self._dialect, self.settings, self.target.schema, self.metrics, self._stage,
-            self._dead_stage, f"{self._writers_prefix}{place.run}:{place.epoch}",
+            place, self._layout, self._dialect, self.settings, self.target.schema, self.metrics,
+            self._stage.rows, self._stage.dead_letters, f"{self._writers_prefix}{place.run}:{place.epoch}",
         )  # fmt: skip
 
     async def _begun(self) -> SqlSession:
@@ -415,12 +395,12 @@ class SqlSink(TransactionalSink):
         self._let_sleep()
         if self._layout.merges:
             promised = sum(receipt.rows for receipt in receipts)
-            _check_count(await self._merge.move(session, None), promised, self._layout.table)
+            check_count(await self._merge.move(session, None), promised, self._layout.table)
         await self._mark(session, marker)
         return session
 
     async def _prepare_staged(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
-        assert self._merge is not None
+        assert self._merge is not None and self._stage is not None
         if len(receipts) > MAX_RECEIPTS:
             raise CommitFailed(
                 f"an epoch has at most {MAX_RECEIPTS:,} writers: use fewer partitions", is_permanent=True
@@ -432,24 +412,10 @@ class SqlSink(TransactionalSink):
         ]
         if stamps:
             moved = await self._merge.move(session, stamps)
-            _check_count(moved, sum(receipt.rows for receipt in receipts), self._stage)
-        await self._move_dead_letters(session, receipts)
+            check_count(moved, sum(receipt.rows for receipt in receipts), self._stage.rows)
+        await self._stage.move_dead_letters(session, receipts)
         await self._mark(session, marker)
         return session
-
-    async def _move_dead_letters(self, session: SqlSession, receipts: list[Receipt]) -> None:
-        buried = [receipt for receipt in receipts if receipt.dead_letters]
-        if not buried:
-            return
-        marks = ", ".join(["%s"] * len(buried))
-        moved = await session.execute(
-            f"INSERT INTO {self._dialect.quote_table(TableName(None, DEAD_LETTERS_TABLE))} "
-            f"(sink_id, epoch, row_text, reason) SELECT %s, {buried[0].place.epoch}, row_text, reason "
-            f"FROM {self._dialect.quote_table(self._dead_stage)} "
-            f"WHERE {self._dialect.quote(WRITER_COLUMN)} IN ({marks})",
-            [self.sink_id, *(stamp_of(receipt.place, receipt.task, receipt.attempt) for receipt in buried)],
-        )
-        _check_count(moved, sum(receipt.dead_letters for receipt in buried), self._dead_stage)
 
     async def _mark(self, session: SqlSession, marker: Marker) -> None:
         marked = await self._rows.mark(session, self.sink_id, self._owner_number, marker, self._marker.epoch)
@@ -484,7 +450,7 @@ class SqlSink(TransactionalSink):
             except TimeoutError:
                 break
             except SqlFailure as failure:
-                logger.info(
+                log.info(
                     "sink %s: the outcome of epoch %d is not known yet: %s",
                     self.sink_id,
                     marker.epoch,
@@ -530,7 +496,7 @@ class SqlSink(TransactionalSink):
         try:
             await self._connected()
         except SqlFailure as failure:
-            logger.info("sink %s: %s", self.sink_id, failure)
+            log.info("sink %s: %s", self.sink_id, failure)
             await self._drop_session()
 
     async def _close(self) -> None:
@@ -558,18 +524,19 @@ class SqlSink(TransactionalSink):
 
     async def _sweep(self) -> None:
         """Empties the stage, if it is still ours: a zombie must not empty its successor's."""
+        assert self._stage is not None
         try:
             session = await self._connected()
-            for stage in (self._stage, self._dead_stage):
-                await self._clear(session, stage)
+            for table in (self._stage.rows, self._stage.dead_letters):
+                await self._clear(session, table)
         except SqlFailure as failure:
-            logger.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
+            log.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
             await self._drop_session()
 
-    async def _clear(self, session: SqlSession, stage: TableName) -> None:
+    async def _clear(self, session: SqlSession, table: TableName) -> None:
         await self._lock_own_row(session)
         try:
-            await self._dialect.clear_stage(session, stage)
+            await self._dialect.clear_stage(session, table)
         except SqlFailure as failure:
             if failure.cause is not Cause.LOCKED:
                 raise
@@ -577,7 +544,7 @@ class SqlSink(TransactionalSink):
             await session.rollback()
             await self._lock_own_row(session)
             await self._dialect.end_writers(session, self._writers_prefix)
-            await self._dialect.clear_stage(session, stage)
+            await self._dialect.clear_stage(session, table)
         await session.commit()
 
     # The connection
@@ -645,16 +612,3 @@ class SqlSink(TransactionalSink):
         return FencedOut(
             f"sink {self.sink_id!r} was taken by {by}, owner number {row.owner}; stop this instance"
         )
-
-
-def _check_count(moved: int, promised: int, where: TableName) -> None:
-    if moved != promised:
-        raise CommitFailed(
-            f"the writers' receipts promise {promised} rows in {where}, and {moved} are there: the server "
-            f"was restarted or has failed over since (staging tables do not survive that), or a trigger "
-            f"drops rows. Nothing was committed; abort the epoch and run it again"
-        )
-
-
-def _digest(layout: Layout, refuses_nulls: bool) -> str:
-    return hashlib.sha256(repr((layout.staged, refuses_nulls)).encode()).hexdigest()[:8]
