@@ -12,9 +12,21 @@ def json_texts(values: pa.Array) -> pa.Array:
     return pa.array([None if item is None else json_text(item) for item in items], pa.large_string())
 
 
+def row_text(row: pa.Table) -> str:
+    """The first row for people to read, whatever may be wrong with it."""
+    return json_text({name: _readable(row.column(name)) for name in row.column_names})
+
+
 def json_text(item: object) -> str:
     """What JSON has no word for, such as a date or a decimal, is written as a string."""
     return json.dumps(item, default=str)
+
+
+def _readable(column: pa.ChunkedArray) -> object:
+    try:
+        return column[0].as_py()
+    except (OverflowError, ValueError):  # Python has no dates after the year 9999
+        return column.slice(0, 1).combine_chunks().to_string().strip("[]\n ")
 
 
 def _plain(item: Any, arrow_type: pa.DataType) -> object:

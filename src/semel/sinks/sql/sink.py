@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 # How long `open` waits for its predecessor to end its transaction before it ends it, and after that.
 PREDECESSOR_GRACE_S: Final = 2.0
-TAKE_TIMEOUT_S: Final = 10.0
+TAKE_TIMEOUT_S: Final = 30.0
 MAX_TAKE_ATTEMPTS: Final = 4
 # A staged commit that lost a deadlock is tried again, so many times.
 MAX_CONFLICTS: Final = 5
@@ -205,7 +205,8 @@ class SqlSink(TransactionalSink):
             return row
         raise InitFailed(
             f"sink {self.sink_id!r} could not be taken: another transaction keeps its row in "
-            f"semel_sinks locked. Find it in the server's list of sessions and end it",
+            f"semel_sinks locked. If it is being rolled back, which may take as long as writing it did, try "
+            f"again later; else find it in the server's list of sessions and end it",
             is_permanent=False,
         )
 
@@ -271,7 +272,8 @@ class SqlSink(TransactionalSink):
             return self._direct_plan(place, session)
         except SqlFailure as failure:
             await self._drop_session()
-            if failure.cause is Cause.LOST:
+            # Locked, as long as the server rolls back what was on a connection that was given up.
+            if failure.cause in (Cause.LOST, Cause.LOCKED):
                 raise ConnectionLost(f"epoch {place.epoch} could not be begun: {failure}") from failure
             raise BeginFailed(f"epoch {place.epoch} could not be begun: {failure}") from failure
         except BaseException:
@@ -355,7 +357,9 @@ class SqlSink(TransactionalSink):
             await self._intake.cut()
             await self._spoil()
             raise CommitFailed(
-                f"epoch {marker.epoch} was not ready to commit within {self.settings.commit_timeout:g} s"
+                f"epoch {marker.epoch} was not ready to commit within {self.settings.commit_timeout:g} s "
+                f"(commit_timeout of SinkSettings). What an upsert or a stage has to move into the table is "
+                f"part of that: raise it, or make epochs smaller (maxOffsetsPerTrigger)"
             ) from error
         except SqlFailure as failure:
             await self._spoil()
@@ -482,7 +486,7 @@ class SqlSink(TransactionalSink):
             await self._intake.cut()
             if self._session is not None and not self._is_spoiled:
                 if self._has_begun:
-                    await self._session.rollback()
+                    await self._roll_back(self._session)
                 return
             await self._refuse_if_fenced()
         except SqlFailure as failure:
@@ -490,6 +494,14 @@ class SqlSink(TransactionalSink):
             if failure.cause is not Cause.LOST:
                 raise AbortFailed(f"the epoch's transaction was not rolled back: {failure}") from failure
             await self._refuse_if_fenced()
+
+    async def _roll_back(self, session: SqlSession) -> None:
+        """Of many rows that takes long, and the server does it without us: nobody can commit them now."""
+        try:
+            async with asyncio.timeout(self.settings.abort_timeout / 2):
+                await session.rollback()
+        except TimeoutError:
+            await self._drop_session()
 
     async def _refuse_if_fenced(self) -> None:
         """Raises FencedOut if that is why the connection is gone. A server that is away is asked once."""
@@ -605,8 +617,9 @@ class SqlSink(TransactionalSink):
         holder = row.holder
         if holder is not None and holder.owner.run == self.run:
             return FencedOut(
-                f"the marker of sink {self.sink_id!r} was changed to epoch {row.marker.epoch} by hand while "
-                f"it was open; restart this instance"
+                f"the marker of sink {self.sink_id!r} is at epoch {row.marker.epoch} and not at "
+                f"{self._marker.epoch}: it was changed by hand while it was open, or the server has lost "
+                f"what was committed (restored, failed over); restart this instance, which tells what to do"
             )
         by = holder.owner if holder is not None else "an unknown process"
         return FencedOut(

@@ -22,7 +22,7 @@ from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
 from semel.sinks.sql.failures import OF_A_ROW, SqlFailure
 from semel.sinks.sql.intake import IntakeWay, LocalIntake, RemoteIntake, load_all, write_error
-from semel.sinks.sql.json_texts import json_text
+from semel.sinks.sql.json_texts import row_text
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.rows import Shaper
 
@@ -256,9 +256,9 @@ class StagedWriter(BufferingWriter):
                     waiting += [part.slice(half), part.slice(0, half)]
 
     async def _bury(self, session: SqlSession, row: pa.Table, reason: str, dead_stage: TableName) -> None:
-        text = json_text(row.to_pylist()[0])
+        letter = pa.table({"row_text": [row_text(row)], "reason": [reason]})
         form = session.form(dead_stage, dead_letter_columns(self._dialect), self._stamp)
-        await load_all(session, form, form.parts(pa.table({"row_text": [text], "reason": [reason]})))
+        await load_all(session, form, form.parts(letter))
         self._dead_letters += 1
 
     async def _finished(self) -> Receipt:
