@@ -34,7 +34,7 @@ OUTPUT_MODES: Final = ("append", "update", "complete")
 NAME: Final = re.compile(r"[\w.\- ]{1,150}")
 DRIVER_HOST: Final = "spark.driver.host"
 REFUSED_TRIGGERS: Final = ("continuous", "realTime")
-TRIGGERS: Final = ("processingTime", "availableNow", "once")
+TRIGGERS: Final = ("processingTime", "availableNow")
 
 
 def exactly_once(
@@ -142,7 +142,8 @@ def _with_trigger(writer: "DataStreamWriter", trigger: Trigger | None) -> "DataS
     if trigger is None:
         return writer
     if isinstance(trigger, str):
-        trigger = {trigger: True} if trigger in ("availableNow", "once") else {"processingTime": trigger}
+        # A duration begins with a digit, or is of several words.
+        trigger = {trigger: True} if trigger.isidentifier() else {"processingTime": trigger}
     for kind in trigger:
         if kind in REFUSED_TRIGGERS:
             raise ConfigError(

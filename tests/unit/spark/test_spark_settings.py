@@ -24,6 +24,7 @@ from semel.errors import ConfigError
 from semel.sinks.kafka import KafkaSink
 from semel.spark import session
 from semel.spark.columns import prepare_columns
+from semel.spark.pipeline import Trigger, _with_trigger
 from semel.spark.session import settings_for
 
 STRING, BINARY = StringType(), BinaryType()
@@ -130,3 +131,34 @@ def test_a_cluster_keeps_its_own_settings(master: str) -> None:
     assert not {name for name in settings if name.startswith(("spark.sql.shuffle", "spark.driver"))}
     assert "spark.ui.enabled" not in settings
     assert settings["spark.sql.session.timeZone"] == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords"),
+    [
+        ("availableNow", {"availableNow": True}),
+        ("5 seconds", {"processingTime": "5 seconds"}),
+        ("interval 1 minute", {"processingTime": "interval 1 minute"}),
+        ({"processingTime": "1s"}, {"processingTime": "1s"}),
+    ],
+)
+def test_a_trigger_is_given_to_spark_by_its_name(given: Trigger, keywords: dict[str, object]) -> None:
+    writer: Any = SimpleNamespace(trigger=lambda **named: named)
+    assert _with_trigger(writer, given) == keywords
+    assert _with_trigger(writer, None) is writer
+
+
+@pytest.mark.parametrize("given", ["once", {"once": True}, "never"])
+def test_triggers_that_are_not_there_are_refused(given: Trigger) -> None:
+    writer: Any = None
+    with pytest.raises(
+        ConfigError, match=r"there is no trigger '(once|never)': use processingTime, availableNow$"
+    ):
+        _with_trigger(writer, given)
+
+
+@pytest.mark.parametrize("given", ["continuous", {"continuous": "1 second"}, {"realTime": "5 minutes"}])
+def test_triggers_without_batches_are_refused_with_the_reason(given: Trigger) -> None:
+    writer: Any = None
+    with pytest.raises(ConfigError, match="has no batches"):
+        _with_trigger(writer, given)
