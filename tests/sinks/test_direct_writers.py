@@ -249,7 +249,7 @@ async def test_a_writer_that_gives_up_lets_go_of_rows_on_their_way(table: Table)
 async def test_a_writer_that_dies_within_a_frame_leaves_nothing(table: Table) -> None:
     async with table.opened() as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
-        dying = await dial(plan._service, Attempt.new(plan.place, 0, "dying").fields())
+        dying = await dial(plan.service, Attempt.new(plan.place, 0, "dying").fields())
         await dying.send(FRAME.pack(1, 1000) + bytes(500))
         dying.close()
         writer = plan.writer(0, "next")
@@ -309,7 +309,7 @@ async def test_writers_that_stall_within_a_frame_do_not_keep_others_out_for_ever
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         stalled = []
         for number in range(intake.MAX_FRAMES):
-            channel = await dial(plan._service, Attempt.new(plan.place, number, "stalled").fields())
+            channel = await dial(plan.service, Attempt.new(plan.place, number, "stalled").fields())
             await channel.send(FRAME.pack(1, 1000) + bytes(500))
             stalled.append(channel)
         await sink.abort(0)

@@ -35,7 +35,7 @@ NAME: Final = re.compile(r"[\w.\- ]{1,150}")
 DRIVER_HOST: Final = "spark.driver.host"
 OPERATION_CHECK: Final = "spark.sql.streaming.unsupportedOperationCheck"
 REFUSED_TRIGGERS: Final = ("continuous", "realTime")
-TRIGGERS: Final = ("processingTime", "availableNow", "once")
+TRIGGERS: Final = ("processingTime", "availableNow")
 
 
 def exactly_once(
@@ -162,7 +162,8 @@ def _with_trigger(writer: "DataStreamWriter", trigger: Trigger | None) -> "DataS
     if trigger is None:
         return writer
     if isinstance(trigger, str):
-        trigger = {trigger: True} if trigger in ("availableNow", "once") else {"processingTime": trigger}
+        # A duration begins with a digit, or is of several words.
+        trigger = {trigger: True} if trigger.isidentifier() else {"processingTime": trigger}
     for kind in trigger:
         if kind in REFUSED_TRIGGERS:
             raise ConfigError(

@@ -24,7 +24,7 @@ from semel.errors import ConfigError
 from semel.sinks.kafka import KafkaSink
 from semel.spark import session
 from semel.spark.columns import prepare_columns
-from semel.spark.pipeline import driver_host
+from semel.spark.pipeline import Trigger, _with_trigger, driver_host
 from semel.spark.session import settings_for
 
 STRING, BINARY = StringType(), BinaryType()
@@ -139,3 +139,34 @@ def test_a_cluster_keeps_its_own_settings(master: str) -> None:
 def test_the_drivers_address_is_one_that_can_be_listened_at(told: str | None, host: str) -> None:
     session: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, other: told or other))
     assert driver_host(session) == host
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords"),
+    [
+        ("availableNow", {"availableNow": True}),
+        ("5 seconds", {"processingTime": "5 seconds"}),
+        ("interval 1 minute", {"processingTime": "interval 1 minute"}),
+        ({"processingTime": "1s"}, {"processingTime": "1s"}),
+    ],
+)
+def test_a_trigger_is_given_to_spark_by_its_name(given: Trigger, keywords: dict[str, object]) -> None:
+    writer: Any = SimpleNamespace(trigger=lambda **named: named)
+    assert _with_trigger(writer, given) == keywords
+    assert _with_trigger(writer, None) is writer
+
+
+@pytest.mark.parametrize("given", ["once", {"once": True}, "never"])
+def test_triggers_that_are_not_there_are_refused(given: Trigger) -> None:
+    writer: Any = None
+    with pytest.raises(
+        ConfigError, match=r"there is no trigger '(once|never)': use processingTime, availableNow$"
+    ):
+        _with_trigger(writer, given)
+
+
+@pytest.mark.parametrize("given", ["continuous", {"continuous": "1 second"}, {"realTime": "5 minutes"}])
+def test_triggers_without_batches_are_refused_with_the_reason(given: Trigger) -> None:
+    writer: Any = None
+    with pytest.raises(ConfigError, match="has no batches"):
+        _with_trigger(writer, given)

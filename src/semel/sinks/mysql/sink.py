@@ -28,7 +28,7 @@ URL_FLAGS: Final = frozenset({"ssl_disabled", "ssl_verify_cert", "ssl_verify_ide
 
 
 class MySQLSink(SqlSink):
-    """Epochs of rows into an InnoDB table of MySQL 8 or MariaDB 10.11, or later.
+    """Epochs of rows into an InnoDB table of MySQL 8 or MariaDB 10.5, or later; tested with MariaDB 10.11.
 
     `url` is `mysql://user:password@host:3306/database`, with `?unix_socket=`, `ssl_ca=`,
     `ssl_verify_identity=true` and the like. `table` is `orders` or `sales.orders`, a database and its table.

@@ -286,16 +286,31 @@ class SqlSink(TransactionalSink):
         form = session.form(table, self._layout.staged, None)
         self._intake.open(place, form)
         return DirectPlan(
-            place, self._layout, self._dialect, self.settings.max_buffered, self.target.schema, form,
-            self.metrics, self._service_address, LocalIntake(self._intake),
-        )  # fmt: skip
+            place,
+            self._layout,
+            self._dialect,
+            self.target.schema,
+            self.metrics,
+            self.settings.max_buffered,
+            form,
+            self._service_address,
+            LocalIntake(self._intake),
+        )
 
     def _staged_plan(self, place: Place) -> WriterPlan:
         assert self._layout is not None and self._stage is not None
+        buries = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
         return StagedPlan(
-            place, self._layout, self._dialect, self.settings, self.target.schema, self.metrics,
-            self._stage.rows, self._stage.dead_letters, f"{self._writers_prefix}{place.run}:{place.epoch}",
-        )  # fmt: skip
+            place,
+            self._layout,
+            self._dialect,
+            self.target.schema,
+            self.metrics,
+            self.settings.max_buffered,
+            self._stage.rows,
+            self._stage.dead_letters if buries else None,
+            f"{self._writers_prefix}{place.run}:{place.epoch}",
+        )
 
     async def _begun(self) -> SqlSession:
         """The connection with the epoch's transaction, which begins here if it has not."""
