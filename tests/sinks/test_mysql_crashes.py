@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from driver_program import Driver
 from mariadb_server import MariaDBServer
 from mysql_driver import make_sink
 from postgres_driver import SINK_ID, STEPS, WRITER_STEPS, Stopper, expected, origin_of, run_epoch, run_epochs
-from stopped import wait_until_stopped
 
 DRIVER = Path(__file__).with_name("mysql_driver.py")
 EPOCHS = 2
-DRIVER_TIMEOUT_S = 60
 NEVER = Stopper("", "kill")
 STRATEGIES = ("direct", "staged")
 # Rows are moved by the staged strategy only.
@@ -28,40 +25,8 @@ CASES = [
 ]
 
 
-class Driver:
-    """The driver program as a child."""
-
-    def __init__(self, server: MariaDBServer, strategy: str, step: str, how: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(DRIVER), server.url(), strategy, str(EPOCHS), step, how],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def read_line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def wait_until_stopped(self) -> None:
-        assert self.read_line().startswith("at "), "it never reached its step"
-        wait_until_stopped(self._process.pid)
-
-    def wake(self) -> str:
-        """What it says when it goes on."""
-        self._process.send_signal(signal.SIGCONT)
-        return self.last_words()
-
-    def last_words(self) -> str:
-        said, _ = self._process.communicate(timeout=DRIVER_TIMEOUT_S)
-        return said
-
-    @property
-    def exit_code(self) -> int:
-        return self._process.wait(DRIVER_TIMEOUT_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def drive(server: MariaDBServer, strategy: str, step: str, how: str) -> Driver:
+    return Driver(DRIVER, server.url(), strategy, EPOCHS, step, how)
 
 
 @pytest.fixture
@@ -79,7 +44,7 @@ def kept(server: MariaDBServer) -> list[tuple[object, ...]]:
 async def test_a_driver_that_is_killed_leaves_every_row_once(
     table: MariaDBServer, strategy: str, step: str
 ) -> None:
-    driver = Driver(table, strategy, step, "kill")
+    driver = drive(table, strategy, step, "kill")
     assert driver.last_words().splitlines()[-1] == f"at {step}"
     assert driver.exit_code == -signal.SIGKILL
     assert kept(table) in (expected(0), expected(EPOCHS - 1), expected(EPOCHS)), "an epoch is half there"
@@ -93,7 +58,7 @@ async def test_a_driver_that_is_killed_leaves_every_row_once(
 async def test_a_writer_that_is_killed_leaves_every_row_once(
     table: MariaDBServer, step: str, strategy: str
 ) -> None:
-    said = Driver(table, strategy, step, "kill").last_words()
+    said = drive(table, strategy, step, "kill").last_words()
     assert "died with -9" in said
     assert said.splitlines()[-1] == "done"
     assert kept(table) == expected(EPOCHS)
@@ -103,7 +68,7 @@ async def test_a_writer_that_is_killed_leaves_every_row_once(
 async def test_a_zombie_driver_is_fenced_and_does_not_fence_the_living(
     table: MariaDBServer, strategy: str, step: str
 ) -> None:
-    zombie = Driver(table, strategy, step, "stop")
+    zombie = drive(table, strategy, step, "stop")
     try:
         zombie.wait_until_stopped()
         async with make_sink(table.url(), strategy) as living:
@@ -127,7 +92,7 @@ async def test_a_zombie_driver_is_fenced_and_does_not_fence_the_living(
 @pytest.mark.parametrize("step", WRITER_STEPS)
 async def test_a_zombie_writer_does_no_harm(table: MariaDBServer, step: str, strategy: str) -> None:
     """It wakes up while a later attempt at its epoch, and then a later epoch, is being written."""
-    driver = Driver(table, strategy, step, "stop")
+    driver = drive(table, strategy, step, "stop")
     try:
         line = driver.read_line().split()
         assert line[0] == "sleeping" and line[2] == "at", line
