@@ -16,6 +16,7 @@ from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess, why_no_kafka
 from mariadb_server import mariadb, mariadb_server, sql_server  # noqa: F401
 from postgres_server import postgres, postgres_cluster  # noqa: F401
+from table_cases import make_table, table  # noqa: F401
 
 from semel.client.cluster import Cluster
 
