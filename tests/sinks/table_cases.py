@@ -18,6 +18,7 @@ from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.sql.sink import SqlSink
 from semel.testing.postgres_server import PostgresServer
 
+STRATEGIES = ("direct", "staged")
 COLUMNS = "id bigint PRIMARY KEY, value text"
 Row = dict[str, Any]
 
