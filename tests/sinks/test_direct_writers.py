@@ -6,19 +6,14 @@ import asyncio
 import logging
 import multiprocessing
 import pickle
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import psycopg
 import pytest
-from mariadb_server import MariaDBServer
+from table_cases import Table, rows, run_epoch
 
 from semel.errors import ConfigError
 from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import CommitFailed, FencedOut, WriteFailed
-from semel.sinks.mysql import MySQLSink
-from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Attempt
 from semel.sinks.service import dial
 from semel.sinks.settings import SinkSettings
@@ -27,89 +22,6 @@ from semel.sinks.sql import intake
 from semel.sinks.sql.dialect import Form
 from semel.sinks.sql.intake import FRAME
 from semel.sinks.sql.sink import SqlSink
-from semel.testing.postgres_server import PostgresServer
-
-CREATE = "CREATE TABLE kept (id bigint PRIMARY KEY, value text)"
-
-
-class Table:
-    """The table `kept` of a real server."""
-
-    def __init__(self, server: PostgresServer | MariaDBServer) -> None:
-        self.server = server
-        server.query(CREATE)
-
-    def ids(self) -> list[int]:
-        return [row[0] for row in self.server.query("SELECT id FROM kept ORDER BY id")]
-
-    @asynccontextmanager
-    async def opened(self, *, is_shared: bool = True, **options: Any) -> AsyncIterator[SqlSink]:
-        async with self.sink(**options) as sink:
-            if is_shared:
-                sink.share()
-            await sink.open("s")
-            yield sink
-
-    def count_by_trigger(self) -> None:
-        """Another table counts the rows."""
-        self.server.query("CREATE TABLE counted (number int)")
-        self.server.query("INSERT INTO counted VALUES (0)")
-        update = "UPDATE counted SET number = number + 1;"
-        if isinstance(self.server, PostgresServer):
-            self.server.query(
-                f"CREATE FUNCTION count_row() RETURNS trigger LANGUAGE plpgsql AS "
-                f"$$ BEGIN {update} RETURN NEW; END $$"
-            )
-            self.server.query(
-                "CREATE TRIGGER counts AFTER INSERT ON kept FOR EACH ROW EXECUTE FUNCTION count_row()"
-            )
-        else:
-            self.server.query(f"CREATE TRIGGER counts AFTER INSERT ON kept FOR EACH ROW {update}")
-
-    def sink(self, **options: Any) -> SqlSink:
-        if isinstance(self.server, PostgresServer):
-            return PostgresSink(self.server.dsn, "kept", **options)
-        return MySQLSink(self.server.url(), "kept", **options)
-
-    @contextmanager
-    def locked_row(self, number: int) -> Iterator[None]:
-        """Somebody else inserts a row of that key, and takes its time."""
-        if isinstance(self.server, PostgresServer):
-            connection: Any = psycopg.connect(self.server.dsn)
-        else:
-            connection = self.server.connect()
-            connection.begin()
-        try:
-            connection.cursor().execute("INSERT INTO kept VALUES (%s, 'mine')", (number,))
-            yield
-            connection.rollback()
-        finally:
-            connection.close()
-
-    async def until_somebody_waits(self) -> None:
-        if isinstance(self.server, PostgresServer):
-            waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-        else:
-            waiting = "SELECT count(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
-        while self.server.query(waiting) == [(0,)]:  # noqa: ASYNC110 - the server does not call
-            await asyncio.sleep(0.2)  # InnoDB shows an old picture to who looks more often
-
-
-@pytest.fixture(params=["postgres", "mariadb"])
-def table(request: pytest.FixtureRequest) -> Table:
-    return Table(request.getfixturevalue(request.param))
-
-
-def rows(*ids: int) -> list[dict[str, Any]]:
-    return [{"id": number, "value": "v"} for number in ids]
-
-
-async def run_epoch(sink: SqlSink, epoch: int, given: list[dict[str, Any]]) -> None:
-    plan = await sink.begin(epoch)
-    assert plan is not None
-    writer = plan.writer(0)
-    await writer.write(given)
-    await sink.commit(epoch, [await writer.finish()])
 
 
 async def bring(writer: Any, given: list[dict[str, Any]]) -> None:
@@ -119,7 +31,7 @@ async def bring(writer: Any, given: list[dict[str, Any]]) -> None:
 
 
 async def test_writers_elsewhere_bring_their_rows_into_the_one_transaction(table: Table) -> None:
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         for epoch in range(3):
             plan = pickle.loads(pickle.dumps(await sink.begin(epoch)))
             writers = [plan.writer(task, tasks=4) for task in range(4)]
@@ -133,13 +45,13 @@ async def test_writers_elsewhere_bring_their_rows_into_the_one_transaction(table
 
 
 async def test_the_plan_of_a_sink_that_is_not_shared_stays_where_it_is(table: Table) -> None:
-    async with table.opened(is_shared=False) as sink:
+    async with table.opened() as sink:
         with pytest.raises(ConfigError, match=r"call the sink's `share\(\)` before `open`"):
             pickle.dumps(await sink.begin(0))
 
 
 async def test_a_second_attempt_is_refused_once_the_first_has_written(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         idle, first, second = (plan.writer(0, attempt) for attempt in ("idle", "first", "second"))
         await bring(first, rows(1))
@@ -153,7 +65,7 @@ async def test_a_second_attempt_is_refused_once_the_first_has_written(table: Tab
 
 
 async def test_what_a_lost_attempt_has_written_is_not_committed(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         lost, other = plan.writer(0, "lost"), plan.writer(1)
         await bring(lost, rows(1))
@@ -168,7 +80,7 @@ async def test_what_a_lost_attempt_has_written_is_not_committed(table: Table) ->
 
 
 async def test_a_late_writer_of_an_epoch_that_is_over_is_refused(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         late = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
         await sink.abort(0)
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
@@ -181,7 +93,7 @@ async def test_a_late_writer_of_an_epoch_that_is_over_is_refused(table: Table) -
 
 
 async def test_a_row_that_the_server_refuses_is_named_to_the_writer_elsewhere(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         await run_epoch(sink, 0, rows(1))
         plan = pickle.loads(pickle.dumps(await sink.begin(1)))
         good, bad = plan.writer(0), plan.writer(1)
@@ -200,7 +112,7 @@ async def test_a_row_that_the_server_refuses_is_named_to_the_writer_elsewhere(ta
 
 
 async def test_a_row_that_the_server_refuses_is_named_by_finish_at_the_latest(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         await run_epoch(sink, 0, rows(1))
         writer = pickle.loads(pickle.dumps(await sink.begin(1))).writer(0)
         await writer.write(rows(1))
@@ -215,7 +127,7 @@ async def test_a_row_that_the_server_refuses_is_named_by_finish_at_the_latest(ta
 
 async def test_rows_are_made_while_those_before_are_loaded_and_not_too_many(table: Table) -> None:
     """The server waits for somebody else's lock: so does the writer, but not at once."""
-    async with table.opened(settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         writer = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
         with table.locked_row(1):
             for number in range(1, intake.MAX_UNANSWERED + 1):
@@ -229,7 +141,7 @@ async def test_rows_are_made_while_those_before_are_loaded_and_not_too_many(tabl
 
 
 async def test_a_writer_that_gives_up_lets_go_of_rows_on_their_way(table: Table) -> None:
-    async with table.opened(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
         writer = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
         with table.locked_row(1):
             await writer.write(rows(1))
@@ -247,7 +159,7 @@ async def test_a_writer_that_gives_up_lets_go_of_rows_on_their_way(table: Table)
 
 
 async def test_a_writer_that_dies_within_a_frame_leaves_nothing(table: Table) -> None:
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         dying = await dial(plan.service, Attempt.new(plan.place, 0, "dying").fields())
         await dying.send(FRAME.pack(1, 1000) + bytes(500))
@@ -262,10 +174,10 @@ async def test_nothing_is_locked_before_the_first_rows_come(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch may be computed for long: whoever takes over meanwhile has nothing to wait for."""
-    async with table.opened() as old:
+    async with table.shared() as old:
         plan = await old.begin(0)
         with caplog.at_level(logging.WARNING):
-            async with table.opened() as new:
+            async with table.shared() as new:
                 assert "ending the connection" not in caplog.text
                 with pytest.raises(FencedOut):
                     await bring(pickle.loads(pickle.dumps(plan)).writer(0), rows(*range(Form.frame_rows)))
@@ -276,7 +188,7 @@ async def test_nothing_is_locked_before_the_first_rows_come(
 
 async def test_a_load_that_hangs_does_not_hold_up_the_abort(table: Table) -> None:
     """The server waits for somebody else's lock; the writer is told, and the next turn is as good as ever."""
-    async with table.opened(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
+    async with table.shared(settings=SinkSettings(max_buffered=1, abort_timeout=5.0)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         with table.locked_row(7):
             writing = asyncio.ensure_future(bring(plan.writer(0), rows(7)))
@@ -290,7 +202,7 @@ async def test_a_load_that_hangs_does_not_hold_up_the_abort(table: Table) -> Non
 
 async def test_writers_that_compute_for_long_do_not_lose_the_transaction(table: Table) -> None:
     """The server ends what is silent for a second; the owner says something meanwhile."""
-    async with table.opened(idle_timeout=1.0, settings=SinkSettings(max_buffered=1)) as sink:
+    async with table.shared(idle_timeout=1.0, settings=SinkSettings(max_buffered=1)) as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         writer = plan.writer(0)
         await writer.write(rows(1))
@@ -305,7 +217,7 @@ async def test_writers_that_stall_within_a_frame_do_not_keep_others_out_for_ever
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "FRAME_TIMEOUT_S", 0.5)
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         stalled = []
         for number in range(intake.MAX_FRAMES):
@@ -324,12 +236,12 @@ async def test_writers_that_stall_within_a_frame_do_not_keep_others_out_for_ever
 
 async def test_an_owner_that_is_fenced_while_it_commits_says_so(table: Table) -> None:
     """The first load of the epoch, a zombie's, finds out while the commit waits for it."""
-    async with table.opened() as old:
+    async with table.shared() as old:
         plan = await old.begin(0)
         assert plan is not None
         late = plan.writer(0)
         await late.write(rows(1))
-        async with table.opened():
+        async with table.shared():
             finishing = asyncio.ensure_future(late.finish())
             await asyncio.sleep(0)
             with pytest.raises(FencedOut):
@@ -367,7 +279,7 @@ def write_in_fork(plan: WriterPlan, said: Any) -> None:
 
 
 async def test_a_plan_that_a_fork_inherits_is_refused(table: Table) -> None:
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         plan = await sink.begin(0)
         heard, said = multiprocessing.Pipe(duplex=False)
         child = multiprocessing.get_context("fork").Process(target=write_in_fork, args=(plan, said))
@@ -379,24 +291,24 @@ async def test_a_plan_that_a_fork_inherits_is_refused(table: Table) -> None:
 
 async def test_rows_are_counted_though_triggers_change_others(table: Table) -> None:
     table.count_by_trigger()
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         await run_epoch(sink, 0, rows(1, 2, 3))
         assert table.ids() == [1, 2, 3]
-        assert table.server.query("SELECT number FROM counted") == [(3,)]
+        assert table.query("SELECT number FROM counted") == [(3,)]
 
 
 async def test_a_sink_that_stages_no_more_leaves_no_stage(table: Table) -> None:
-    async with table.opened(strategy="staged") as sink:
+    async with table.shared(strategy="staged") as sink:
         await run_epoch(sink, 0, rows(1))
         assert await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
-    async with table.opened(strategy="direct") as sink:
+    async with table.shared(strategy="direct") as sink:
         await run_epoch(sink, 1, rows(2))
         assert not await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
     assert table.ids() == [1, 2]
 
 
 async def test_nobody_keeps_an_epoch_awake_that_is_over(table: Table) -> None:
-    async with table.opened() as sink:
+    async with table.shared() as sink:
         for epoch, ids in enumerate([(), (1,), ()]):
             plan = pickle.loads(pickle.dumps(await sink.begin(epoch)))
             writer = plan.writer(0)

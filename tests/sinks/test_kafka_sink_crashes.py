@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from driver_program import Driver
 from kafka_driver import PARTITIONS, STEPS, StepSink, expected, origin_of, run_epoch, run_epochs
-from stopped import wait_until_stopped
 from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
 
 DRIVER = Path(__file__).with_name("kafka_driver.py")
 EPOCHS = 3
-DRIVER_TIMEOUT_S = 60
 
 
-class Driver:
-    """The driver program as a child."""
-
-    def __init__(self, bootstrap: str, topic: str, sink_id: str, step: str, how: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(DRIVER), bootstrap, topic, sink_id, str(EPOCHS), step, how],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_until_stopped(self) -> None:
-        """Until it sleeps at its step."""
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith("at "), "it never reached its step"
-        wait_until_stopped(self._process.pid)
-
-    def wake(self) -> str:
-        """What it says when it goes on."""
-        self._process.send_signal(signal.SIGCONT)
-        return self.last_words()
-
-    def last_words(self) -> str:
-        said, _ = self._process.communicate(timeout=DRIVER_TIMEOUT_S)
-        return said
-
-    @property
-    def exit_code(self) -> int:
-        return self._process.wait(DRIVER_TIMEOUT_S)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+def drive(bootstrap: str, topic: str, sink_id: str, step: str, how: str) -> Driver:
+    return Driver(DRIVER, bootstrap, topic, sink_id, EPOCHS, step, how)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -59,7 +26,7 @@ async def test_a_driver_that_is_killed_leaves_every_row_once(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str, step: str
 ) -> None:
     await make_topic(cluster, topic, PARTITIONS)
-    driver = Driver(bootstrap, topic, sink_id, step, "kill")
+    driver = drive(bootstrap, topic, sink_id, step, "kill")
     assert driver.last_words() == f"at {step}\n"
     assert driver.exit_code == -signal.SIGKILL
     await run_epochs(StepSink(bootstrap, topic), sink_id, EPOCHS)
@@ -73,7 +40,7 @@ async def test_a_driver_that_wakes_up_late_is_fenced_and_fences_nobody(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str, step: str
 ) -> None:
     await make_topic(cluster, topic, PARTITIONS)
-    sleeper = Driver(bootstrap, topic, sink_id, step, "stop")
+    sleeper = drive(bootstrap, topic, sink_id, step, "stop")
     try:
         sleeper.wait_until_stopped()
         async with StepSink(bootstrap, topic) as living:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "broker"), str(HERE.parent / "sinks")]
 
-from broker_process import BrokerProcess, StartBroker  # noqa: E402
+from broker_fixtures import broker, kafka_broker, own_kafka, start_broker, topic  # noqa: E402, F401
+from broker_process import BrokerProcess  # noqa: E402
 from connector_jars import connector_jars, why_no_connector  # noqa: E402
-from kafka_process import KafkaProcess, why_no_kafka  # noqa: E402
 from mariadb_server import mariadb, mariadb_server  # noqa: E402, F401
 from postgres_server import postgres, postgres_cluster  # noqa: E402, F401
 from spark_cases import DriverProcess, StartDriver, driver_session, why_no_spark  # noqa: E402
@@ -65,32 +64,6 @@ def start_driver(tmp_path: Path) -> Iterator[StartDriver]:
         print(f"--- output of {driver.log_path.name} ---\n{driver.log[-20_000:]}")
 
 
-@pytest.fixture
-def start_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """Start broker processes; they are killed and their logs shown when the test is over."""
-    started: list[BrokerProcess] = []
-
-    def start(directory: Path | None = None, *, in_memory: bool = False, **settings: object) -> BrokerProcess:
-        named = {name.replace("_", "."): str(value) for name, value in settings.items()}
-        name = f"broker-{len(started)}"
-        broker = BrokerProcess(
-            directory or tmp_path / name, named, in_memory=in_memory, log_path=tmp_path / f"{name}.log"
-        )
-        started.append(broker)
-        return broker.start()
-
-    yield start
-    for broker in started:
-        broker.kill()
-        print(f"--- log of {broker.directory.name} ---\n{broker.log}")
-
-
-@pytest.fixture
-def broker(start_broker: StartBroker) -> BrokerProcess:
-    """A durable broker process of this test's own."""
-    return start_broker()
-
-
 @pytest.fixture(scope="session")
 def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One durable broker for all tests that neither kill it nor change its settings."""
@@ -102,46 +75,13 @@ def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPr
         process.kill()
 
 
-@pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
-    """Apache Kafka, one for all tests that hold it to the same claims."""
-    missing = why_no_kafka()
-    if missing is not None:
-        pytest.skip(missing)
-    process = KafkaProcess(tmp_path_factory.mktemp("kafka") / "broker")
-    try:
-        yield process.start()
-    finally:
-        process.kill()
-
-
 @pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
-    """Apache Kafka for one test, which may kill it."""
-    missing = why_no_kafka()
-    if missing is not None:
-        pytest.skip(missing)
-    process = KafkaProcess(tmp_path / "kafka")
-    try:
-        yield process.start()
-    finally:
-        process.kill()
-
-
-@pytest.fixture
-def pipeline(
-    request: pytest.FixtureRequest, spark: SparkSession, topic: str, tmp_path: Path
-) -> Iterator[Pipeline]:
+def pipeline(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
     """Into the target that `target_cases.into` names."""
     from target_cases import make_pipeline
 
-    pipeline = make_pipeline(request.param, spark, topic, tmp_path, request)
+    name = request.getfixturevalue("topic")
+    pipeline = make_pipeline(request.param, spark, name, tmp_path, request)
     yield pipeline
     for query in pipeline.spark.streams.active:
         query.stop()
-
-
-@pytest.fixture
-def topic() -> str:
-    """A topic name of this test's own."""
-    return f"topic-{uuid.uuid4().hex[:12]}"

@@ -1,8 +1,9 @@
-"""A program that runs epochs into a PostgreSQL sink, and dies or falls asleep where it is told to.
+"""A program that runs epochs into a SQL sink, and dies or falls asleep where it is told to.
 
-`postgres_driver DSN STRATEGY EPOCHS STEP kill|stop`: the step is one of STEPS, in the last epoch; or of
-WRITER_STEPS, and then the first writer of that epoch is a process of its own, to which it happens. It says
-`at STEP` before it happens, and in the end `done`, or the class and the message of what went wrong.
+`sql_driver ADDRESS STRATEGY EPOCHS STEP kill|stop`: the address is a DSN of PostgreSQL's or a URL of MySQL's;
+the step is one of STEPS, in the last epoch; or of WRITER_STEPS, and then the first writer of that epoch is a
+process of its own, to which it happens. It says `at STEP` before it happens, and in the end `done`, or the
+class and the message of what went wrong.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 
 from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
+from semel.sinks.mysql import MySQLDialect
+from semel.sinks.mysql.sink import parse_url
 from semel.sinks.postgres import PostgresDialect
 from semel.sinks.receipts import Origin, Receipt
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import WriterPlan
 from semel.sinks.sql.columns import Column
-from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
+from semel.sinks.sql.dialect import Dialect, Form, Loaded, Part, SqlSession, SqlValue
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy, make_target
@@ -46,6 +49,8 @@ STEPS = (
     "committed",
 )
 WRITER_STEPS = ("writer connected", "writer half written", "writer finished")
+# How a statement begins that moves staged rows into the table, in either database.
+MOVES = ('INSERT INTO "kept"', "INSERT INTO `kept`")
 MAX_TRIES = 3
 
 
@@ -80,7 +85,7 @@ class StepSession(SqlSession):
         changed = await self._session.execute(statement, parameters)
         if is_take:
             self._stopper.reach("after the fence")
-        if statement.startswith('INSERT INTO "kept"'):
+        if statement.startswith(MOVES):
             self._stopper.reach("rows moved")
         if "SET epoch" in statement:
             self._is_marked = True
@@ -119,7 +124,7 @@ class StepSession(SqlSession):
 
 
 @dataclass(slots=True, frozen=True)
-class StepDialect(PostgresDialect):
+class PostgresStepDialect(PostgresDialect):
     """Makes sessions that stop; in other processes, to which it is sent without its stopper, they do not."""
 
     stopper: Stopper | None = None
@@ -130,6 +135,26 @@ class StepDialect(PostgresDialect):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PostgresDialect, (self.dsn, self.idle_timeout_s)
+
+
+@dataclass(slots=True, frozen=True)
+class MySQLStepDialect(MySQLDialect):
+    """Makes sessions that stop; in other processes, to which it is sent without its stopper, they do not."""
+
+    stopper: Stopper | None = None
+
+    async def connect(self, label: str) -> SqlSession:
+        session = await MySQLDialect.connect(self, label)
+        return session if self.stopper is None else StepSession(session, self.stopper)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MySQLDialect, (self.address, self.idle_timeout_s, self.local_infile, self.bulk)
+
+
+def make_dialect(address: str, stopper: Stopper | None) -> Dialect:
+    if address.startswith("mysql://"):
+        return MySQLStepDialect(parse_url(address), stopper=stopper)
+    return PostgresStepDialect(address, stopper=stopper)
 
 
 def rows_of(epoch: int, task: int) -> list[dict[str, object]]:
@@ -150,14 +175,14 @@ def origin_of(epoch: int) -> Origin:
     return Origin("driver", str(epoch))
 
 
-def make_sink(dsn: str, strategy: str, stopper: Stopper | None = None) -> SqlSink:
+def make_sink(address: str, strategy: str, stopper: Stopper | None = None) -> SqlSink:
     target = make_target(
         "kept", mode="append", keys=(), order_by=None, change_column=None, columns=None, schema=None,
         create_table=False,
     )  # fmt: skip
     # So few that rows are on the server when the program stops half way.
     settings = SinkSettings(max_buffered=ROWS_A_TASK // 2)
-    sink = SqlSink(StepDialect(dsn, stopper=stopper), target, Strategy(strategy), settings)
+    sink = SqlSink(make_dialect(address, stopper), target, Strategy(strategy), settings)
     sink.share()
     return sink
 
@@ -235,10 +260,10 @@ def write_task(epoch: int, task: int, stopper: Stopper) -> None:
     stopper.reach("writer finished")
 
 
-async def main(dsn: str, strategy: str, epochs: int, stopper: Stopper) -> int:
+async def main(address: str, strategy: str, epochs: int, stopper: Stopper) -> int:
     stopper.is_armed = stopper.step in STEPS[:3]
     try:
-        async with make_sink(dsn, strategy, stopper) as sink:
+        async with make_sink(address, strategy, stopper) as sink:
             await run_epochs(sink, epochs, stopper)
     except SinkError as error:
         print(type(error).__name__, error, flush=True)
