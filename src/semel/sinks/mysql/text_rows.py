@@ -155,7 +155,7 @@ def each_column(
     for index, column in enumerate(columns):
         try:
             encoded.append(encode(column, _whole(part.column(index))))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
             raise SqlFailure(f"column {column.name!r}: {error}", Cause.ROW) from error
     return encoded
 
@@ -212,10 +212,15 @@ def exact_moments(column: Column, values: pa.Array) -> pa.Array:
     if (micros % step).any():
         row = int(np.flatnonzero(micros % step)[0])
         raise ValueError(
-            f"{values[row].as_py()} does not fit {column.type_name}, which would round it: give the column "
-            f"more digits, such as ({MICROSECOND_DIGITS})"
+            f"{moment_text(exact, row)} does not fit {column.type_name}, which would round it: give the "
+            f"column more digits, such as ({MICROSECOND_DIGITS})"
         )
     return exact
+
+
+def moment_text(moments: pa.Array, row: int) -> str:
+    """One of them for a message: Python has no years after 9999."""
+    return str(moments.slice(row, 1).cast(TEXT)[0])
 
 
 def _load_field(field: Fields) -> pa.LargeStringArray:
