@@ -227,6 +227,8 @@ REFUSED = [
     ("datetime", pa.array([dt.datetime(2026, 1, 1, 0, 0, 0, 1)]), "'value'.*would round it"),
     ("datetime(6)", pa.array([1_000_000_001], pa.timestamp("ns")), "'value'.*lose data"),
     ("datetime(6)", pa.array([253_402_300_800], pa.timestamp("s")), "value"),
+    ("datetime", pa.array([253_402_300_800_000_001], pa.timestamp("us")), "'value': 10000-01.*would round"),
+    ("json", pa.array([{"on": 2_932_897}], pa.struct({"on": pa.date32()})), "'value'.*out of range"),
     ("datetime(6)", pa.array([-(2**62)], pa.timestamp("us")), "value"),
     ("date", pa.array([2_932_897], pa.date32()), "value"),
     ("date", pa.array([-719_529], pa.date32()), "value"),

@@ -23,6 +23,7 @@ from semel.sinks.mysql.text_rows import (
     each_column,
     exact_moments,
     listed,
+    moment_text,
     refuse_non_finite,
     sliced,
     text_literal,
@@ -229,4 +230,4 @@ def _set_clock(moments: npt.NDArray[Any], micros: npt.NDArray[Any]) -> None:
 def _refuse(is_wrong: npt.NDArray[np.bool_], exact: pa.Array) -> None:
     if is_wrong.any():
         row = int(np.flatnonzero(is_wrong)[0])
-        raise ValueError(f"{exact.slice(row, 1).cast(TEXT)[0]} is no date or time that MySQL has")
+        raise ValueError(f"{moment_text(exact, row)} is no date or time that MySQL has")

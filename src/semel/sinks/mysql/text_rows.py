@@ -23,7 +23,7 @@ from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.json_texts import json_texts
-from semel.sinks.sql.names import WRITER_COLUMN, TableName
+from semel.sinks.sql.names import DELETE_COLUMN, WRITER_COLUMN, TableName
 
 T = TypeVar("T")
 
@@ -154,10 +154,23 @@ def each_column(
     encoded = []
     for index, column in enumerate(columns):
         try:
-            encoded.append(encode(column, _whole(part.column(index))))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            values = _whole(part.column(index))
+            if column.is_required and values.null_count and parse_type(column.type_name).name == "timestamp":
+                _refuse_nulls(values, columns, part)
+            encoded.append(encode(column, values))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
             raise SqlFailure(f"column {column.name!r}: {error}", Cause.ROW) from error
     return encoded
+
+
+def _refuse_nulls(values: pa.Array, columns: Sequence[Column], part: pa.Table) -> None:
+    """Of what is not deleted. MariaDB writes the time of writing in place of a null, and so may MySQL."""
+    is_missing = values.is_null()
+    names = [column.name for column in columns]
+    if DELETE_COLUMN in names:
+        is_missing = pc.and_not(is_missing, _whole(part.column(names.index(DELETE_COLUMN))))
+    if pc.any(is_missing).as_py():
+        raise ValueError("it is null, and may not be: the server would write the current time instead")
 
 
 def _whole(chunks: pa.ChunkedArray) -> pa.Array:
@@ -212,10 +225,15 @@ def exact_moments(column: Column, values: pa.Array) -> pa.Array:
     if (micros % step).any():
         row = int(np.flatnonzero(micros % step)[0])
         raise ValueError(
-            f"{values[row].as_py()} does not fit {column.type_name}, which would round it: give the column "
-            f"more digits, such as ({MICROSECOND_DIGITS})"
+            f"{moment_text(exact, row)} does not fit {column.type_name}, which would round it: give the "
+            f"column more digits, such as ({MICROSECOND_DIGITS})"
         )
     return exact
+
+
+def moment_text(moments: pa.Array, row: int) -> str:
+    """One of them for a message: Python has no years after 9999."""
+    return str(moments.slice(row, 1).cast(TEXT)[0])
 
 
 def _load_field(field: Fields) -> pa.LargeStringArray:
