@@ -23,7 +23,7 @@ from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.json_texts import json_texts
-from semel.sinks.sql.names import WRITER_COLUMN, TableName
+from semel.sinks.sql.names import DELETE_COLUMN, WRITER_COLUMN, TableName
 
 T = TypeVar("T")
 
@@ -154,10 +154,23 @@ def each_column(
     encoded = []
     for index, column in enumerate(columns):
         try:
-            encoded.append(encode(column, _whole(part.column(index))))
+            values = _whole(part.column(index))
+            if column.is_required and values.null_count and parse_type(column.type_name).name == "timestamp":
+                _refuse_nulls(values, columns, part)
+            encoded.append(encode(column, values))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, OverflowError) as error:
             raise SqlFailure(f"column {column.name!r}: {error}", Cause.ROW) from error
     return encoded
+
+
+def _refuse_nulls(values: pa.Array, columns: Sequence[Column], part: pa.Table) -> None:
+    """Of what is not deleted. MariaDB writes the time of writing in place of a null, and so may MySQL."""
+    is_missing = values.is_null()
+    names = [column.name for column in columns]
+    if DELETE_COLUMN in names:
+        is_missing = pc.and_not(is_missing, _whole(part.column(names.index(DELETE_COLUMN))))
+    if pc.any(is_missing).as_py():
+        raise ValueError("it is null, and may not be: the server would write the current time instead")
 
 
 def _whole(chunks: pa.ChunkedArray) -> pa.Array:

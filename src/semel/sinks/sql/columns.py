@@ -33,13 +33,15 @@ class TableColumn:
 class Column:
     """One column on its way: from `source` in the rows to `name` in the target or staging table.
 
-    `is_nullable` is whether rows may leave it null, as far as the table says: what deletes may.
+    `is_nullable` is whether rows may leave it null, as far as the table says: what deletes may. What
+    `is_required` only deletes may.
     """
 
     source: str
     name: str
     type_name: str
     is_nullable: bool = True
+    is_required: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,7 +100,13 @@ def _mapped(target: Target, by_name: Mapping[str, TableColumn]) -> tuple[Column,
         )
     may_delete = target.mode is Mode.DELETE or target.change_column is not None
     return tuple(
-        Column(source, name, by_name[name].type_name, may_delete or by_name[name].is_nullable)
+        Column(
+            source,
+            name,
+            by_name[name].type_name,
+            is_nullable=may_delete or by_name[name].is_nullable,
+            is_required=not by_name[name].is_nullable,
+        )
         for source, name in mapping.items()
     )
 
