@@ -12,6 +12,7 @@ from semel.sinks.mysql.session import WRITER_LOCKS, Address, MySQLSession, conne
 from semel.sinks.mysql.types import OUR_TEXT, TEXTS, key_type, parse_type, refuses, type_for
 from semel.sinks.sql.columns import Column, Layout, TableColumn
 from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.names import (
     DEAD_LETTERS_TABLE,
     MERGE_TABLE,
@@ -232,14 +233,14 @@ class MySQLDialect(Dialect):
 
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         if session_id != session.session_id and await self.is_alive(session, session_id, label):
-            await session.execute(f"KILL {session_id}")
+            await _kill(session, session_id)
 
     async def end_writers(self, session: SqlSession, label_prefix: str) -> None:
         names = [writer_lock(label_prefix, number) for number in range(WRITER_LOCKS)]
         asked = ", ".join(["IS_USED_LOCK(%s)"] * len(names))
         for holders in await session.fetch(f"SELECT {asked}", names):
-            for session_id in {holder for holder in holders if holder is not None}:
-                await session.execute("KILL %s", (session_id,))
+            for session_id in {holder for holder in holders if isinstance(holder, int)}:
+                await _kill(session, session_id)
 
     def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(
@@ -261,6 +262,14 @@ def _table_column(cells: list[str | None], json_columns: frozenset[str]) -> Tabl
     has_default = (default is not None and default != "NULL") or "AUTO_INCREMENT" in extras
     is_generated = any(word in extras for word in _GENERATED)
     return TableColumn(name, type_name, nullable == "YES", has_default or "INVISIBLE" in extras, is_generated)
+
+
+async def _kill(session: SqlSession, session_id: int) -> None:
+    try:
+        await session.execute("KILL %s", (session_id,))
+    except SqlFailure as failure:
+        if failure.cause is not Cause.MISSING:  # it has ended by itself meanwhile
+            raise
 
 
 def _check_version(session: MySQLSession) -> None:

@@ -61,7 +61,7 @@ CAUSES: Final[Mapping[int, Cause]] = {
     **dict.fromkeys((1367, 1406, 1411, 1451, 1526, 1586, 1644, 1690, 3140, 3819, 4025), Cause.ROW),
     **dict.fromkeys((1216, 1452), Cause.REFERENCE),
     **dict.fromkeys((1044, 1045, 1095, 1142, 1143, 1227, 1370, 1410, 1698), Cause.DENIED),
-    **dict.fromkeys((1046, 1049, 1051, 1054, 1146), Cause.MISSING),
+    **dict.fromkeys((1046, 1049, 1051, 1054, 1094, 1146), Cause.MISSING),
 }
 
 
