@@ -53,7 +53,7 @@ async def write(server: SqlServer, rows: list[dict[str, Any]], schema: pa.Schema
 async def test_a_null_is_refused_where_the_server_would_write_the_time(
     server: SqlServer, way: dict[str, Any]
 ) -> None:
-    rows = [{"id": 1, "at": MOMENT}, {"id": 2, "at": None}]
+    rows: list[dict[str, Any]] = [{"id": 1, "at": MOMENT}, {"id": 2, "at": None}]
     with pytest.raises(WriteFailed, match="column 'at': it is null, and may not be") as caught:
         await write(server, rows, SCHEMA, **way)
     assert caught.value.is_permanent
@@ -61,7 +61,7 @@ async def test_a_null_is_refused_where_the_server_would_write_the_time(
 
 
 async def test_a_null_is_a_dead_letter(server: SqlServer) -> None:
-    rows = [{"id": 1, "at": MOMENT}, {"id": 2, "at": None}]
+    rows: list[dict[str, Any]] = [{"id": 1, "at": MOMENT}, {"id": 2, "at": None}]
     await write(server, rows, SCHEMA, settings=DEAD_LETTERS)
     assert server.query("SELECT id, UNIX_TIMESTAMP(at) FROM kept") == [(1, MOMENT.timestamp())]
     ((reason,),) = server.query("SELECT reason FROM semel_dead_letters")

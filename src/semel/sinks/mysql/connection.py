@@ -90,6 +90,10 @@ class LoadingConnection(Connection):  # type: ignore[misc]
             payload = asking_for_bulk(payload)
         super().write_packet(payload)
 
+    def wait_without_limit(self) -> None:
+        """After the handshake: a statement may take as long as it takes."""
+        self._read_timeout = self._write_timeout = None
+
     # Loads
 
     def load(self, statement: bytes, parts: Iterable[memoryview]) -> int:

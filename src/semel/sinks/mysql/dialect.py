@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -11,7 +11,8 @@ from semel.sinks.mysql.names import quote
 from semel.sinks.mysql.session import WRITER_LOCKS, Address, MySQLSession, connect, is_mariadb, writer_lock
 from semel.sinks.mysql.types import OUR_TEXT, TEXTS, key_type, parse_type, refuses, type_for
 from semel.sinks.sql.columns import Column, Layout, TableColumn
-from semel.sinks.sql.dialect import Dialect, SqlSession
+from semel.sinks.sql.dialect import Dialect, SqlSession, SqlValue
+from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.names import (
     DEAD_LETTERS_TABLE,
     MERGE_TABLE,
@@ -45,8 +46,27 @@ _JSON_CHECKS: Final = """
 _UNIQUE_KEYS: Final = """
     SELECT INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS
     WHERE TABLE_SCHEMA = COALESCE(%s, DATABASE()) AND TABLE_NAME = %s AND NON_UNIQUE = 0
+    ORDER BY INDEX_NAME, SEQ_IN_INDEX
 """
+# Calls of it never give the same.
+_DISTINCT_DEFAULT: Final = "uuid()"
 _GENERATED: Final = ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT GENERATED")
+
+
+class KeyPart(NamedTuple):
+    """A column of a unique key, or so many characters of its beginning, or (without one) an expression."""
+
+    column: str | None
+    prefix: int | None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.column is not None and self.prefix is None
+
+    def __str__(self) -> str:
+        if self.column is None:
+            return "an expression"
+        return self.column if self.prefix is None else f"{self.column}({self.prefix})"
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,7 +120,7 @@ class MySQLDialect(Dialect):
         ]
 
     async def _json_columns(self, session: SqlSession, table: TableName) -> frozenset[str]:
-        if not is_mariadb(str((await session.fetch("SELECT VERSION()"))[0][0])):
+        if not await _is_on_mariadb(session):
             return frozenset()  # MySQL has a type of that name
         clauses = await session.fetch(_JSON_CHECKS, (table.schema, table.name))
         texts = [str(clause) for (clause,) in clauses]
@@ -109,13 +129,38 @@ class MySQLDialect(Dialect):
         )
 
     async def unique_keys(self, session: SqlSession, table: TableName) -> list[frozenset[str]]:
-        keys: dict[str, set[str]] = {}
-        partial: set[str] = set()
+        keys = await self._unique_keys(session, table)
+        return [_columns(key) for key in keys if all(part.is_whole for part in key)]
+
+    async def other_keys(self, session: SqlSession, layout: Layout) -> list[str]:
+        """The unique keys, in words, in which rows might meet that differ in `layout.keys`.
+
+        They cannot where a column that is left out gets null, or a value of its own, in every row.
+        """
+        distinct = await self._distinct_columns(session, layout.table) - set(layout.names)
+        own = frozenset(layout.keys)
+        return [
+            ", ".join(str(part) for part in key)
+            for key in await self._unique_keys(session, layout.table)
+            if not (_columns(key) == own and all(part.is_whole for part in key))
+            and not any(part.is_whole and part.column in distinct for part in key)
+        ]
+
+    async def _unique_keys(self, session: SqlSession, table: TableName) -> list[list[KeyPart]]:
+        keys: dict[str, list[KeyPart]] = {}
         for index, column, prefix in await session.fetch(_UNIQUE_KEYS, (table.schema, table.name)):
-            keys.setdefault(str(index), set()).add(str(column))
-            if column is None or prefix is not None:
-                partial.add(str(index))  # over an expression, or the beginning of a column
-        return [frozenset(columns) for index, columns in keys.items() if index not in partial]
+            part = KeyPart(None if column is None else str(column), None if prefix is None else int(prefix))
+            keys.setdefault(str(index), []).append(part)
+        return list(keys.values())
+
+    async def _distinct_columns(self, session: SqlSession, table: TableName) -> frozenset[str]:
+        """Those that get null or a value of their own in every row that leaves them out."""
+        on_mariadb = await _is_on_mariadb(session)
+        return frozenset(
+            str(row[0])
+            for row in await session.fetch(_COLUMNS, (table.schema, table.name))
+            if _is_distinct(row, on_mariadb=on_mariadb)
+        )
 
     def refuses(self, arrow_type: pa.DataType, type_name: str) -> str | None:
         return refuses(arrow_type, type_name)
@@ -232,14 +277,14 @@ class MySQLDialect(Dialect):
 
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         if session_id != session.session_id and await self.is_alive(session, session_id, label):
-            await session.execute(f"KILL {session_id}")
+            await _kill(session, session_id)
 
     async def end_writers(self, session: SqlSession, label_prefix: str) -> None:
         names = [writer_lock(label_prefix, number) for number in range(WRITER_LOCKS)]
         asked = ", ".join(["IS_USED_LOCK(%s)"] * len(names))
         for holders in await session.fetch(f"SELECT {asked}", names):
-            for session_id in {holder for holder in holders if holder is not None}:
-                await session.execute("KILL %s", (session_id,))
+            for session_id in {holder for holder in holders if isinstance(holder, int)}:
+                await _kill(session, session_id)
 
     def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(
@@ -247,6 +292,28 @@ class MySQLDialect(Dialect):
             f"{'NOT NULL' if refuses_nulls and not column.is_nullable else 'NULL'}"
             for column in columns
         )
+
+
+async def _is_on_mariadb(session: SqlSession) -> bool:
+    return is_mariadb(str((await session.fetch("SELECT VERSION()"))[0][0]))
+
+
+def _columns(key: Sequence[KeyPart]) -> frozenset[str]:
+    return frozenset(part.column for part in key if part.column is not None)
+
+
+def _is_distinct(cells: Sequence[SqlValue], *, on_mariadb: bool) -> bool:
+    _, _, nullable, default, extra, *_ = cells
+    extras = str(extra or "").upper()
+    if any(word in extras for word in _GENERATED):
+        return False
+    if "AUTO_INCREMENT" in extras:
+        return True
+    if default is None or (on_mariadb and default == "NULL"):
+        return nullable == "YES"
+    # MariaDB puts what is no expression in quotes, and MySQL says what is one.
+    is_expression = on_mariadb or "DEFAULT_GENERATED" in extras
+    return is_expression and default == _DISTINCT_DEFAULT
 
 
 def _table_column(cells: list[str | None], json_columns: frozenset[str]) -> TableColumn:
@@ -261,6 +328,14 @@ def _table_column(cells: list[str | None], json_columns: frozenset[str]) -> Tabl
     has_default = (default is not None and default != "NULL") or "AUTO_INCREMENT" in extras
     is_generated = any(word in extras for word in _GENERATED)
     return TableColumn(name, type_name, nullable == "YES", has_default or "INVISIBLE" in extras, is_generated)
+
+
+async def _kill(session: SqlSession, session_id: int) -> None:
+    try:
+        await session.execute("KILL %s", (session_id,))
+    except SqlFailure as failure:
+        if failure.cause is not Cause.MISSING:  # it has ended by itself meanwhile
+            raise
 
 
 def _check_version(session: MySQLSession) -> None:

@@ -61,7 +61,7 @@ CAUSES: Final[Mapping[int, Cause]] = {
     **dict.fromkeys((1367, 1406, 1411, 1451, 1526, 1586, 1644, 1690, 3140, 3819, 4025), Cause.ROW),
     **dict.fromkeys((1216, 1452), Cause.REFERENCE),
     **dict.fromkeys((1044, 1045, 1095, 1142, 1143, 1227, 1370, 1410, 1698), Cause.DENIED),
-    **dict.fromkeys((1046, 1049, 1051, 1054, 1146), Cause.MISSING),
+    **dict.fromkeys((1046, 1049, 1051, 1054, 1094, 1146), Cause.MISSING),
 }
 
 
@@ -82,12 +82,16 @@ async def connect(
     address: Address, label: str, idle_timeout_s: float, *, local_infile: bool, bulk: bool
 ) -> "MySQLSession":
     thread = ThreadPoolExecutor(1, thread_name_prefix="semel mysql")
-    dialing = asyncio.get_running_loop().run_in_executor(thread, _dial, address, local_infile, bulk)
+    line = Line()
+    dialing = asyncio.get_running_loop().run_in_executor(thread, _dial, address, local_infile, bulk, line)
     try:
         connection, wire = await asyncio.shield(dialing)
     except asyncio.CancelledError:
+        # The process would wait for the thread, and so for the server, before it ends.
+        line.cut()
         dialing.add_done_callback(_hang_up_late)
         thread.shutdown(wait=False)
+        await asyncio.wait({dialing}, timeout=HANG_UP_TIMEOUT_S)
         raise
     except (pymysql.Error, OSError) as error:
         thread.shutdown(wait=False)
@@ -101,7 +105,30 @@ async def connect(
     return session
 
 
-def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConnection, socket.socket]:
+class Line:
+    """What is being dialed on another thread, and can be cut from this one at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wire: socket.socket | None = None
+        self._is_cut = False
+
+    def lead_through(self, wire: socket.socket) -> None:
+        with self._lock:
+            self._wire = wire
+            if self._is_cut:
+                _shut(wire)
+
+    def cut(self) -> None:
+        with self._lock:
+            self._is_cut = True
+            if self._wire is not None:
+                _shut(self._wire)
+
+
+def _dial(
+    address: Address, local_infile: bool, bulk: bool, line: Line
+) -> tuple[LoadingConnection, socket.socket]:
     """The connection, and another handle on its socket, by which it can be cut from another thread."""
     if address.unix_socket is not None:
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -112,6 +139,7 @@ def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConn
         keep_alive(raw)
         expect_acknowledgement(raw)
     wire = socket.socket(raw.family, raw.type, fileno=os.dup(raw.fileno()))
+    line.lead_through(wire)
     try:
         connection = LoadingConnection(
             host=address.host,
@@ -127,9 +155,12 @@ def _dial(address: Address, local_infile: bool, bulk: bool) -> tuple[LoadingConn
             client_flag=CLIENT.FOUND_ROWS,
             sql_mode=SQL_MODE,
             defer_connect=True,
+            read_timeout=CONNECT_TIMEOUT_S,
+            write_timeout=CONNECT_TIMEOUT_S,
             **dict(address.options),
         )
         connection.connect(raw)
+        connection.wait_without_limit()
     except BaseException:
         wire.close()
         raw.close()
@@ -234,8 +265,7 @@ class MySQLSession(SqlSession):
     async def close(self) -> None:
         # Said goodbye to or not, the server rolls back; a server that does not answer is not waited for.
         self._is_cut = True
-        with contextlib.suppress(OSError):
-            self._wire.shutdown(socket.SHUT_RDWR)
+        _shut(self._wire)
         self._wire.close()
         self._thread.submit(_close, self._connection)
         self._thread.shutdown(wait=False)
@@ -348,8 +378,7 @@ class MySQLSession(SqlSession):
             raise _failure(error) from error
         except asyncio.CancelledError:
             self._is_cut = True
-            with contextlib.suppress(OSError):
-                self._wire.shutdown(socket.SHUT_RDWR)
+            _shut(self._wire)
             await asyncio.wait({future}, timeout=HANG_UP_TIMEOUT_S)
             if future.done() and not future.cancelled():
                 future.exception()  # it is expected, and seen
@@ -384,6 +413,12 @@ def writer_lock(label: str, number: int) -> str:
 def _cause_of_row(code: int) -> Cause:
     cause = CAUSES.get(code, Cause.ROW)
     return cause if cause in (Cause.LOCKED, Cause.CONFLICT, Cause.REFERENCE) else Cause.ROW
+
+
+def _shut(wire: socket.socket) -> None:
+    """Whoever waits at the socket, on any thread, is woken."""
+    with contextlib.suppress(OSError):
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 def _close(connection: LoadingConnection) -> None:

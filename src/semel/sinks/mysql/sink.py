@@ -37,6 +37,8 @@ class MySQLSink(SqlSink):
     by multi-row INSERT.
     """
 
+    _dialect: MySQLDialect
+
     def __init__(
         self,
         url: str,
@@ -84,24 +86,18 @@ class MySQLSink(SqlSink):
 
     async def _check_target(self, session: SqlSession) -> Layout:
         layout = await super()._check_target(session)
-        if layout.merges:
+        if layout.upserts:
             await self._refuse_other_keys(session, layout)
         return layout
 
     async def _refuse_other_keys(self, session: SqlSession, layout: Layout) -> None:
         """ON DUPLICATE KEY UPDATE replaces the row of any key that is met, and does not say which it was."""
-        generated = {
-            column.name
-            for column in await self._dialect.describe(session, layout.table)
-            if column.has_default and column.name not in layout.names
-        }
-        for key in await self._dialect.unique_keys(session, layout.table):
-            if key != frozenset(layout.keys) and not key & generated:
-                raise InitFailed(
-                    f"table {layout.table} has another unique key, ({', '.join(sorted(key))}): a row that "
-                    f"meets it would replace a row of another ({', '.join(layout.keys)}). Use append, or "
-                    f"drop that key"
-                )
+        others = await self._dialect.other_keys(session, layout)
+        if others:
+            raise InitFailed(
+                f"table {layout.table} has another unique key, ({others[0]}): a row that meets it would "
+                f"replace a row of another ({', '.join(layout.keys)}). Use append, or drop that key"
+            )
 
 
 def parse_url(url: str) -> Address:

@@ -68,6 +68,11 @@ class Layout:
     def merges(self) -> bool:
         return self.mode is not Mode.APPEND
 
+    @property
+    def upserts(self) -> bool:
+        """Whether rows may replace others."""
+        return self.mode is Mode.UPSERT or self.change_column is not None
+
 
 def lay_out(target: Target, table_columns: Sequence[TableColumn], dialect: "Dialect") -> Layout:
     """Maps the rows' columns to the table's, or raises InitFailed naming the column that does not fit."""

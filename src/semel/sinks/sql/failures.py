@@ -10,7 +10,7 @@ class Cause(Enum):
     ROW = "a row breaks a type or a constraint"
     REFERENCE = "a row refers to another one that is not there: it may come"
     DENIED = "permission was refused"
-    MISSING = "a table or column is not there"
+    MISSING = "a table, a column or a session is not there"
     OTHER = "something else"
 
 

@@ -38,7 +38,7 @@ class Merge:
             keys = self._dialect.quote_names(self._layout.keys)
             losers = self._winners(where, keys, is_delete=True)
             await session.execute(self._dialect.delete(self._layout, losers), parameters)
-        if self._upserts:
+        if self._layout.upserts:
             winners = self._winners(where, self._dialect.quote_names(self._layout.names), is_delete=False)
             await session.execute(self._dialect.upsert(self._layout, winners), parameters)
         count = found[0][0]
@@ -48,10 +48,6 @@ class Merge:
     @property
     def _deletes(self) -> bool:
         return self._layout.mode is Mode.DELETE or self._layout.change_column is not None
-
-    @property
-    def _upserts(self) -> bool:
-        return self._layout.mode is Mode.UPSERT or self._layout.change_column is not None
 
     async def _refuse_ties(self, session: SqlSession, where: str, parameters: Sequence[SqlValue]) -> None:
         keys = self._dialect.quote_names(self._layout.keys)
