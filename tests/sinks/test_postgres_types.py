@@ -148,6 +148,24 @@ async def test_enums_and_domains_are_taken_for_what_they_are_made_of(postgres: P
 
 async def test_schemas_and_odd_names_are_quoted(postgres: PostgresServer) -> None:
     postgres.query('CREATE SCHEMA "a.b"')
+@pytest.mark.parametrize("strategy", ["direct", "staged"])
+async def test_a_percent_sign_in_the_name_of_a_type_is_no_parameter(
+    postgres: PostgresServer, strategy: str
+) -> None:
+    postgres.query("""CREATE TYPE "pc%t" AS ENUM ('a', 'b')""".replace("%", "%%"))
+    postgres.query('CREATE TABLE kept (id bigint PRIMARY KEY, value "pc%%t")')
+    rows = [{"id": 1, "value": "b"}]
+    await write(postgres, "kept", rows, mode="upsert", keys=["id"], strategy=strategy)
+    assert postgres.query("SELECT id, value::text FROM kept") == [(1, "b")]
+
+
+async def test_doubles_are_rounded_to_a_real_and_not_refused(postgres: PostgresServer) -> None:
+    column = pa.array([0.1, float("nan"), 1e-40, 3.4e38, -0.0])
+    await round_trip(postgres, "real", column)
+    found = postgres.query("SELECT value::double precision FROM kept ORDER BY id")
+    assert repr([value for (value,) in found]) == repr(column.cast(pa.float32()).to_pylist())
+
+
     postgres.query(
         """CREATE TABLE "a.b"."100%% ""Orders"" " ("Key %%s" bigint PRIMARY KEY, "sel""ect" text)"""
     )
