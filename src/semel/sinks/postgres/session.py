@@ -25,8 +25,9 @@ CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "keepalives_interval": "5",
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
-    "client_encoding": "utf8",
 }
+# What COPY is sent is UTF-8, whatever the DSN says.
+CLIENT_ENCODING: Final = "utf8"
 # How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
 SEND_BYTES: Final = 256 * 1024
 # How long a connection that was cut may take to notice.
@@ -65,7 +66,12 @@ CAUSES_BY_CLASS: Final[Mapping[str, Cause]] = {
 
 async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
     try:
-        settings = {**CONNECTION_DEFAULTS, **conninfo_to_dict(dsn), "application_name": label}
+        settings = {
+            **CONNECTION_DEFAULTS,
+            **conninfo_to_dict(dsn),
+            "application_name": label,
+            "client_encoding": CLIENT_ENCODING,
+        }
         connection = await AsyncConnection.connect(make_conninfo("", **settings), autocommit=True)
     except psycopg.Error as error:
         raise _failure(error, is_connecting=True) from error
