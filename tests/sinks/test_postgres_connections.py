@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -11,9 +13,86 @@ import pytest
 from semel.errors import ConfigError
 from semel.sinks.errors import ConnectionLost, InitFailed
 from semel.sinks.postgres import PostgresSink
-from semel.sinks.postgres.session import _failure
+from semel.sinks.postgres.session import _failure, connect
 from semel.sinks.sql.failures import Cause
 from semel.testing.postgres_server import PostgresServer
+
+RELOAD_TIMEOUT_S = 10.0
+
+
+async def run_epoch(sink: PostgresSink, epoch: int) -> None:
+    plan = await sink.begin(epoch)
+    assert plan is not None
+    writer = plan.writer(0)
+    await writer.write([{"id": epoch}])
+    await sink.commit(epoch, [await writer.finish()])
+
+
+# Commits that last
+
+
+@contextmanager
+def lazy_commits(server: PostgresServer) -> Iterator[None]:
+    """The role does not wait for its commits, and the server takes its time to write them."""
+    server.query("ALTER ROLE postgres SET synchronous_commit = off")
+    server.query("ALTER SYSTEM SET wal_writer_delay = '10s'")
+    server.query("SELECT pg_reload_conf()")
+    try:
+        yield
+    finally:
+        server.query("ALTER ROLE postgres RESET synchronous_commit")
+        server.query("ALTER SYSTEM RESET ALL")
+        server.query("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("strategy", ["direct", "staged"])
+async def test_a_committed_epoch_outlives_the_server_although_the_role_does_not_insist(
+    postgres: PostgresServer, strategy: str
+) -> None:
+    postgres.query("CREATE TABLE kept (id bigint)")
+    with lazy_commits(postgres):
+        postgres.query("CHECKPOINT")
+        async with PostgresSink(postgres.dsn, "kept", strategy=strategy) as sink:
+            await sink.open("s")
+            postgres.query("CHECKPOINT")
+            for epoch in range(3):
+                await run_epoch(sink, epoch)
+            postgres.kill()
+            postgres.start()
+        assert postgres.query("SELECT id FROM kept ORDER BY id") == [(0,), (1,), (2,)]
+        assert postgres.query("SELECT epoch FROM semel_sinks") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("off", "on"), ("local", "local"), ("remote_write", "remote_write"), ("on", "on"),
+     ("remote_apply", "remote_apply")],
+)  # fmt: skip
+async def test_only_commits_that_may_be_forgotten_are_overridden(
+    postgres: PostgresServer, asked: str, found: str
+) -> None:
+    session = await connect(f"{postgres.dsn} options='-c synchronous_commit={asked}'", "semel:test", 60)
+    try:
+        assert await session.fetch("SHOW synchronous_commit") == [(found,)]
+    finally:
+        await session.close()
+
+
+async def test_a_server_that_is_told_to_forget_commits_later_on_does_not(postgres: PostgresServer) -> None:
+    session = await connect(postgres.dsn, "semel:test", 60)
+    try:
+        postgres.query("ALTER SYSTEM SET synchronous_commit = off")
+        postgres.query("ALTER SYSTEM SET work_mem = '5MB'")
+        postgres.query("SELECT pg_reload_conf()")
+        async with asyncio.timeout(RELOAD_TIMEOUT_S):
+            while await session.fetch("SHOW work_mem") != [("5MB",)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert await session.fetch("SHOW synchronous_commit") == [("on",)]
+    finally:
+        await session.close()
+        postgres.query("ALTER SYSTEM RESET ALL")
+        postgres.query("SELECT pg_reload_conf()")
+
 
 # Text
 

@@ -30,6 +30,12 @@ CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
 }
 # What COPY is sent is UTF-8, whatever the DSN says.
 CLIENT_ENCODING: Final = "utf8"
+# A commit that the server may forget cannot decide anything. What waits for longer is kept, and `off` is not
+# taken over later either, when the server's configuration is read again.
+COMMIT_DURABLY: Final = (
+    "SELECT set_config('synchronous_commit', "
+    "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
+)
 # How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
 SEND_BYTES: Final = 256 * 1024
 # How long a connection that was cut may take to notice.
@@ -99,6 +105,7 @@ async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSessi
         await session.fetch(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{idle_timeout_s:g}s",)
         )
+        await session.fetch(COMMIT_DURABLY)
     except BaseException:
         await session.close()
         raise
