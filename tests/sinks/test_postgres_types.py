@@ -48,6 +48,8 @@ CASES = [
     ("bigint", pa.array([-(2**63), 0, None, 2**63 - 1], pa.int64())),
     ("bigint", pa.array([0, None, 255], pa.uint8())),
     ("real", pa.array([1.5, None, -0.25, float("inf")], pa.float32())),
+    ("real", pa.array([1.5, None, 0.0, float("-inf")])),
+    ("real[]", pa.array([[1.5, None], None, [float("inf")]], pa.list_(pa.float64()))),
     ("double precision", pa.array([1.1, None, -1e300, float("-inf")])),
     ("text", pa.array([*TRICKY, None])),
     ("varchar", pa.array([*TRICKY, None], pa.large_string())),
@@ -146,6 +148,24 @@ async def test_enums_and_domains_are_taken_for_what_they_are_made_of(postgres: P
         assert caught.value.is_permanent
 
 
+@pytest.mark.parametrize("strategy", ["direct", "staged"])
+async def test_a_percent_sign_in_the_name_of_a_type_is_no_parameter(
+    postgres: PostgresServer, strategy: str
+) -> None:
+    postgres.query("""CREATE TYPE "pc%t" AS ENUM ('a', 'b')""".replace("%", "%%"))
+    postgres.query('CREATE TABLE kept (id bigint PRIMARY KEY, value "pc%%t")')
+    rows = [{"id": 1, "value": "b"}]
+    await write(postgres, "kept", rows, mode="upsert", keys=["id"], strategy=strategy)
+    assert postgres.query("SELECT id, value::text FROM kept") == [(1, "b")]
+
+
+async def test_doubles_are_rounded_to_a_real_and_not_refused(postgres: PostgresServer) -> None:
+    column = pa.array([0.1, float("nan"), 1e-40, 3.4e38, -0.0])
+    await round_trip(postgres, "real", column)
+    found = postgres.query("SELECT value::double precision FROM kept ORDER BY id")
+    assert repr([value for (value,) in found]) == repr(column.cast(pa.float32()).to_pylist())
+
+
 async def test_schemas_and_odd_names_are_quoted(postgres: PostgresServer) -> None:
     postgres.query('CREATE SCHEMA "a.b"')
     postgres.query(
@@ -198,6 +218,10 @@ async def test_a_table_is_created_on_request(postgres: PostgresServer) -> None:
 REFUSED = [
     ("text", pa.array(["a\0b"]), "0x00"),
     ("integer", pa.array([1, 2**31]), "'value'.*not in range"),
+    ("real", pa.array([1.0, None, 1e300]), r"'value': 1e\+300 does not fit real"),
+    ("real", pa.array([1.0, -1e-300]), "'value': -1e-300 does not fit real"),
+    ("real", pa.array([2**24, None, 2**24 + 1]), "'value': Integer value 16777217 not in range"),
+    ("real[]", pa.array([[1.0], [None, 1e39]]), r"'value': 1e\+39 does not fit real"),
     ("numeric(5,2)", pa.array([Decimal("1.234")]), "'value'.*data loss"),
     ("numeric(3,0)", pa.array([Decimal("1234")]), "overflow"),
     ("varchar(2)", pa.array(["abc"]), "too long"),

@@ -102,7 +102,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("arrow_type", "number", "code", "flags", "layout"), NUMBERS, ids=str)
 def test_numbers(arrow_type: pa.DataType, number: float, code: int, flags: int, layout: str) -> None:
-    found = encoded("double", pa.array([number, None], arrow_type))
+    type_name = "bigint" if pa.types.is_integer(arrow_type) else "double"
+    found = encoded(type_name, pa.array([number, None], arrow_type))
     assert found == bytes([code, flags, 0]) + struct.pack(layout, number) + b"\x01"
 
 

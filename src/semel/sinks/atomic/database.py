@@ -21,7 +21,7 @@ from semel.client.producer import ProducerIdentity
 from semel.errors import ConfigError
 from semel.sinks.atomic.settings import AtomicSettings
 from semel.sinks.errors import ConnectionLost, FencedOut, InitFailed
-from semel.sinks.postgres.session import hang_up
+from semel.sinks.postgres.session import COMMIT_DURABLY, hang_up
 
 T = TypeVar("T")
 
@@ -113,11 +113,7 @@ async def connect(dsn: str, settings: AtomicSettings, purpose: str) -> AsyncConn
                 str(KEEPALIVE_COUNT),
             ),
         )
-        # A commit that the server may forget cannot decide anything.
-        await connection.execute(
-            "SELECT set_config('synchronous_commit', 'on', false) "
-            "WHERE current_setting('synchronous_commit') = 'off'"
-        )
+        await connection.execute(COMMIT_DURABLY)
     except psycopg.Error as error:
         await connection.close()
         raise ConnectionLost(f"the database session could not be set up: {one_line(error)}") from error

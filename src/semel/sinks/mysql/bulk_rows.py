@@ -24,6 +24,7 @@ from semel.sinks.mysql.text_rows import (
     exact_moments,
     listed,
     moment_text,
+    refuse_lost_numbers,
     refuse_non_finite,
     sliced,
     text_literal,
@@ -129,8 +130,10 @@ def _fields(column: Column, values: pa.Array) -> Fields:
     if pa.types.is_floating(arrow_type):
         values = values.cast(pa.float32()) if pa.types.is_float16(arrow_type) else values
         refuse_non_finite(values)
+        refuse_lost_numbers(column, values)
         return _numbers(values)
     if pa.types.is_integer(arrow_type):
+        refuse_lost_numbers(column, values)
         return _numbers(values)
     if is_binary(arrow_type):
         # Of this type the server takes bytes as they are, and of text it converts the character set.

@@ -18,7 +18,7 @@ from pymysql.converters import escape_string
 
 from semel.sinks.mysql.names import quote, quote_table
 from semel.sinks.mysql.types import BINARIES, parse_type
-from semel.sinks.sql.arrow import is_binary, is_text
+from semel.sinks.sql.arrow import is_binary, is_text, singles
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
@@ -192,6 +192,7 @@ def _field(column: Column, values: pa.Array) -> Fields:
         # The shortest text of a small float is another number to a column that keeps more digits.
         values = values.cast(pa.float64())
         refuse_non_finite(values)
+    refuse_lost_numbers(column, values)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     return Fields(kind, values.cast(TEXT))
@@ -201,6 +202,15 @@ def refuse_non_finite(values: pa.Array) -> None:
     """An INSERT would take `nan` for the name of a column."""
     if (row := pc.index(pc.is_finite(values), False).as_py()) >= 0:
         raise ValueError(f"{values[row].as_py()} is no number that MySQL has")
+
+
+def refuse_lost_numbers(column: Column, values: pa.Array) -> None:
+    """A server makes zero of what is too small for a float, and rounds integers without a word."""
+    name = parse_type(column.type_name).name
+    if name == "float":
+        singles(values, column.type_name)
+    elif name == "double" and pa.types.is_integer(values.type):
+        values.cast(pa.float64())
 
 
 def _hexadecimal(values: pa.LargeBinaryArray) -> pa.LargeStringArray:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.sinks.postgres.types import OIDS, PgType, parse_type
-from semel.sinks.sql.arrow import filled, is_text
+from semel.sinks.sql.arrow import filled, is_text, singles
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Part
 from semel.sinks.sql.failures import Cause, SqlFailure
@@ -140,7 +140,8 @@ def _pieces(values: pa.Array, pg_type: PgType) -> list[Piece]:
     name = pg_type.name
     if name in FIXED:
         layout, arrow_type = FIXED[name]
-        return [_fixed(values, filled(values.cast(arrow_type)).astype(layout))]
+        cast = singles(values, name) if name == "real" else values.cast(arrow_type)
+        return [_fixed(values, filled(cast).astype(layout))]
     if name == "boolean":
         return [_fixed(values, filled(values.cast(pa.uint8())))]
     if name == "numeric":

@@ -197,7 +197,7 @@ class PostgresDialect(Dialect):
 
     def _typed(self, columns: Sequence[Column], *, refuses_nulls: bool = False) -> str:
         return ", ".join(
-            f"{self.quote(column.name)} {column.type_name}"
+            f"{self.quote(column.name)} {column.type_name.replace('%', '%%')}"
             f"{' NOT NULL' if refuses_nulls and not column.is_nullable else ''}"
             for column in columns
         )

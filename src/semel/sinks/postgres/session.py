@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -11,6 +12,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from semel.errors import ConfigError
 from semel.sinks.postgres.binary_copy import HEADER, TRAILER, CopyForm
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
@@ -25,8 +27,15 @@ CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "keepalives_interval": "5",
     "keepalives_count": "4",
     "tcp_user_timeout": "30000",
-    "client_encoding": "utf8",
 }
+# What COPY is sent is UTF-8, whatever the DSN says.
+CLIENT_ENCODING: Final = "utf8"
+# A commit that the server may forget cannot decide anything. What waits for longer is kept, and `off` is not
+# taken over later either, when the server's configuration is read again.
+COMMIT_DURABLY: Final = (
+    "SELECT set_config('synchronous_commit', "
+    "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
+)
 # How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
 SEND_BYTES: Final = 256 * 1024
 # How long a connection that was cut may take to notice.
@@ -61,12 +70,34 @@ CAUSES_BY_CLASS: Final[Mapping[str, Cause]] = {
     "23": Cause.ROW,
     "28": Cause.DENIED,
 }
+# libpq gives no SQLSTATE to a connection that was refused, only these words. A server that says them in
+# another language is taken for one that is away.
+REFUSALS: Final[Mapping[re.Pattern[str], Cause]] = {
+    re.compile(r'database ".*" does not exist'): Cause.MISSING,
+    re.compile(r'role ".*" (does not exist|is not permitted to log in)'): Cause.DENIED,
+    re.compile(r"authentication failed|no password supplied"): Cause.DENIED,
+    re.compile(r"no pg_hba\.conf entry|pg_hba\.conf rejects connection"): Cause.DENIED,
+    re.compile(r"permission denied for database"): Cause.DENIED,
+}
+# How psycopg lists what each address has said, if there are several.
+ATTEMPT: Final = re.compile(r"^- (host: .*?, port: .*?), hostaddr: .*?: ", re.MULTILINE)
 
 
 async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
     try:
-        settings = {**CONNECTION_DEFAULTS, **conninfo_to_dict(dsn), "application_name": label}
+        settings = {
+            **CONNECTION_DEFAULTS,
+            **conninfo_to_dict(dsn),
+            "application_name": label,
+            "client_encoding": CLIENT_ENCODING,
+        }
         connection = await AsyncConnection.connect(make_conninfo("", **settings), autocommit=True)
+    except psycopg.ProgrammingError:
+        # What libpq says of it may have a part of the password in it.
+        raise ConfigError(
+            "the connection string of a PostgreSQL sink cannot be read: a setting has another name or value, "
+            "or one with spaces in it is not in quotes"
+        ) from None
     except psycopg.Error as error:
         raise _failure(error, is_connecting=True) from error
     session = PostgresSession(connection)
@@ -74,6 +105,7 @@ async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSessi
         await session.fetch(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{idle_timeout_s:g}s",)
         )
+        await session.fetch(COMMIT_DURABLY)
     except BaseException:
         await session.close()
         raise
@@ -186,12 +218,31 @@ def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure
 
 
 def _cause_without_state(error: psycopg.Error, is_connecting: bool) -> Cause:
-    if is_connecting and "authentication failed" in str(error):
-        return Cause.DENIED
+    if is_connecting and (refusal := _refusal(str(error))) is not None:
+        return refusal
     is_broken = error.pgconn is not None and error.pgconn.status != psycopg.pq.ConnStatus.OK
     if is_connecting or is_broken or isinstance(error, psycopg.OperationalError):
         return Cause.LOST
     return Cause.ROW if isinstance(error, psycopg.DataError) else Cause.OTHER
+
+
+def _refusal(said: str) -> Cause | None:
+    """Why no server of the DSN will ever let this user in; None if one of them may, once it is back.
+
+    A server has one answer at all of its addresses, also at those where nobody listens.
+    """
+    first, *attempts = ATTEMPT.split(said)
+    if not attempts:
+        return _refusal_of_one(first)
+    by_server: dict[str, Cause | None] = {}
+    for server, answer in zip(attempts[::2], attempts[1::2], strict=True):
+        by_server[server] = by_server.get(server) or _refusal_of_one(answer)
+    refusals = list(by_server.values())
+    return None if None in refusals else refusals[-1]
+
+
+def _refusal_of_one(said: str) -> Cause | None:
+    return next((cause for words, cause in REFUSALS.items() if words.search(said)), None)
 
 
 def _message(error: psycopg.Error) -> str:

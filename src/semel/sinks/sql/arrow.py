@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
@@ -33,3 +34,15 @@ def filled(values: pa.Array) -> npt.NDArray[Any]:
     if values.null_count:
         values = values.fill_null(0)
     return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def singles(values: pa.Array, type_name: str) -> pa.Array:
+    """As floats of 32 bits, rounded. Refuses what would be infinite or zero: Arrow's cast lets it pass."""
+    rounded = values.cast(pa.float32())
+    if pa.types.is_float64(values.type):
+        overflows = pc.and_(pc.is_finite(values), pc.invert(pc.is_finite(rounded)))
+        vanishes = pc.and_(pc.equal(rounded, 0), pc.not_equal(values, 0))
+        if (row := pc.index(pc.or_(overflows, vanishes), True).as_py()) >= 0:
+            lost, left = values[row].as_py(), rounded[row].as_py()
+            raise ValueError(f"{lost} does not fit {type_name}, where it would be {left}")
+    return rounded
