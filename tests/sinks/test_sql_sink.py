@@ -575,6 +575,15 @@ async def test_a_server_that_freezes_does_not_freeze_the_sink(table: Table, stra
     assert table.ids() == [1]
 
 
+async def test_a_rollback_that_takes_long_is_left_to_the_server(table: Table) -> None:
+    async with table.opened(settings=SHORT) as sink:
+        await write_all(sink, 0, rows(1))
+        with table.frozen():
+            await sink.abort(0)
+        await run_epoch(sink, 0, rows(2))
+        assert table.ids() == [2]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_cancelled_commit_fails_the_sink_and_open_resolves_it(table: Table, strategy: str) -> None:
     async with table.proxied(strategy=strategy) as (proxy, sink):
