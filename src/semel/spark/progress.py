@@ -108,10 +108,15 @@ def render_metrics(latest: Mapping[str, Progress], restarts: int) -> str:
         for pipeline, progress in latest.items():
             value = getattr(progress, field)
             if value is not None:
-                lines.append(f'{name}{{pipeline="{pipeline}"}} {float(value):g}')
+                lines.append(f'{name}{{pipeline="{pipeline}"}} {_number(value)}')
     lines += [
         "# HELP semel_pipeline_restarts_total Starts after a crash.",
         "# TYPE semel_pipeline_restarts_total counter",
         f"semel_pipeline_restarts_total {restarts}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    """With all its digits: a counter has to move with every row."""
+    return str(value) if value % 1 else str(int(value))

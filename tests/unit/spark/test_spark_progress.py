@@ -14,7 +14,7 @@ from semel.sinks.tracker import EpochTracker
 from semel.spark.progress import Progress, decode, lag_of, progress_of, read_of, render_metrics
 from semel.spark.supervisor import Supervisor
 
-PROGRESS = Progress("totals", 7, 6, 1234, 55.5, 12, 50, 6, 1, 2, True)
+PROGRESS = Progress("totals", 7, 6, 1234567, 55.5, 12, 50, 6, 1, 2, True)
 
 
 def test_progress_survives_the_pipe() -> None:
@@ -37,7 +37,8 @@ def test_sources_without_kafkas_offsets_have_no_lag() -> None:
 
 def test_metrics_are_in_the_format_of_prometheus() -> None:
     text = render_metrics({"totals": PROGRESS}, restarts=3)
-    assert 'semel_pipeline_rows_total{pipeline="totals"} 1234\n' in text
+    assert 'semel_pipeline_rows_total{pipeline="totals"} 1234567\n' in text
+    assert 'semel_pipeline_rows_per_second{pipeline="totals"} 55.5\n' in text
     assert 'semel_pipeline_lag{pipeline="totals"} 12\n' in text
     assert 'semel_pipeline_active{pipeline="totals"} 1\n' in text
     assert text.endswith("semel_pipeline_restarts_total 3\n")
