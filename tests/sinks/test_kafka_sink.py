@@ -183,6 +183,19 @@ async def test_the_older_of_two_owners_stops_and_is_told_who_fenced_it(
     assert flat(await read_committed(cluster, topic)) == sorted(b"%d" % number for number in range(10, 20))
 
 
+async def test_who_cannot_listen_for_its_writers_fences_nobody(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    await make_topic(cluster, topic, PARTITIONS)
+    async with KafkaSink(bootstrap, topic) as older, KafkaSink(bootstrap, topic) as newer:
+        await older.open(sink_id)
+        newer.share("192.0.2.1")  # an address for documents, of no machine
+        with pytest.raises(InitFailed, match="cannot listen at '192"):
+            await newer.open(sink_id)
+        await write_epoch(older, 0, values(range(10)))
+    assert flat(await read_committed(cluster, topic)) == sorted(b"%d" % number for number in range(10))
+
+
 async def test_a_writer_whose_owner_was_fenced_says_by_whom(
     bootstrap: str, cluster: Cluster, topic: str, sink_id: str
 ) -> None:

@@ -323,6 +323,16 @@ async def test_with_fencing_off_open_leaves_a_living_owner_alone(table: Table) -
         assert await new.open("s") == 0
 
 
+async def test_who_cannot_listen_for_its_writers_fences_nobody(table: Table) -> None:
+    async with table.opened() as old:
+        async with table.sink() as new:
+            new.share("192.0.2.1")  # an address for documents, of no machine
+            with pytest.raises(InitFailed, match="cannot listen at '192"):
+                await new.open("s")
+        await run_epoch(old, 0, rows(1))
+    assert table.ids() == [1]
+
+
 async def test_what_dead_runs_have_staged_is_removed_at_open(table: Table) -> None:
     async with table.opened(strategy="staged") as sink:
         await write_all(sink, 0, rows(1, 2, 3))

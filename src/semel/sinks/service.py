@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 from semel.client.loop_thread import run_in
 from semel.client.metadata import Address
 from semel.errors import ConfigError
-from semel.sinks.errors import WriteFailed
+from semel.sinks.errors import InitFailed, WriteFailed
 from semel.sinks.keepalive import expect_acknowledgement, keep_alive
 
 TOKEN_BYTES: Final = 32
@@ -160,17 +160,14 @@ class OwnerService(ABC):
 
     async def start(self, host: str) -> ServiceAddress:
         """Listens on a free port of this host (its address as the writers see it)."""
-        loop = asyncio.get_running_loop()
-        family, kind, protocol, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
-        listener = socket.socket(family, kind, protocol)
         try:
-            listener.setblocking(False)
-            listener.bind(address)
-            listener.listen()
-        except BaseException:
-            listener.close()
-            raise
-        self._listener = listener
+            listener = self._listener = await _listen(host)
+        except OSError as error:
+            raise InitFailed(
+                f"cannot listen at {host!r} for writers: {error}. It has to be an address of this machine; a "
+                f"pipeline takes spark.driver.host",
+                is_permanent=False,
+            ) from error
         self._accepting = asyncio.create_task(self._accept(listener))
         return ServiceAddress(Address(host, listener.getsockname()[1]), self._token)
 
@@ -250,3 +247,17 @@ def require_shared(service: ServiceAddress | None) -> ServiceAddress:
             "that writers elsewhere can reach its owner"
         )
     return service
+
+
+async def _listen(host: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    family, kind, protocol, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener

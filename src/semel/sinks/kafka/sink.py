@@ -131,17 +131,17 @@ class KafkaSink(TransactionalSink):
         await topics.open()
         if not self.settings.fence_on_open:
             await require_no_owner(cluster, self._markers)
+        claims = LocalClaims(self._book, self._join, topics.find)
+        self._home = HomeAccess(claims, cluster, self.metrics)
+        if self._shared_host is not None:
+            self._service = ClaimService(claims)
+            self._service_address = await self._service.start(self._shared_host)
         transaction = self._transaction = SharedTransaction(
             cluster, transactional_id_of(self.sink_id), self._transaction_options()
         )
         await transaction.open()
         if transaction.version < VERSION_2:
             await warn_unless_verified(cluster, self.sink_id)
-        claims = LocalClaims(self._book, self._join, topics.find)
-        self._home = HomeAccess(claims, cluster, self.metrics)
-        if self._shared_host is not None:
-            self._service = ClaimService(claims)
-            self._service_address = await self._service.start(self._shared_host)
         found = await self._markers.read(cluster)
         marker = NO_MARKER if found is None else found[0]
         await self._sign(transaction, marker, owner)

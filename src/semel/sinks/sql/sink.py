@@ -120,18 +120,18 @@ class SqlSink(TransactionalSink):
             session = self._session = await self._dialect.connect(self._label)
             before = await self._read_row(session)
             layout = self._layout = await self._check_target(session)
+            await self._start_service()
             row = await self._take(session, before)
             await self._make_stages(session, layout)
-            await self._start_service()
         except SqlFailure as failure:
-            await self._drop_session()
+            await self._close()
             if failure.cause is Cause.LOST:
                 raise ConnectionLost(f"sink {self.sink_id!r} could not be opened: {failure}") from failure
             raise InitFailed(
                 f"sink {self.sink_id!r} could not be opened: {failure}", is_permanent=failure.is_permanent
             ) from failure
         except BaseException:
-            await self._drop_session()
+            await self._close()
             raise
         return row.marker
 
@@ -251,14 +251,7 @@ class SqlSink(TransactionalSink):
     async def _start_service(self) -> None:
         if self.strategy is Strategy.DIRECT and self._shared_host is not None:
             self._service = IntakeService(self._intake)
-            try:
-                self._service_address = await self._service.start(self._shared_host)
-            except OSError as error:
-                raise InitFailed(
-                    f"sink {self.sink_id!r} cannot listen at {self._shared_host!r} for its writers: {error}. "
-                    f"Share it at an address of this machine, or let writers stage: strategy='staged'",
-                    is_permanent=False,
-                ) from error
+            self._service_address = await self._service.start(self._shared_host)
 
     # Begin
 
