@@ -10,18 +10,16 @@ import os
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from crash_cases import keep_state
 from spark_cases import Row, create_topic, produce_transaction
-from target_cases import STATES, TARGETS, TargetPipeline, adopt, into
+from target_cases import STATES, TARGETS, PostgresPipeline, TargetPipeline, adopt, into
 
 from semel.sinks.errors import FencedOut, MarkerMismatch
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import State, TransactionalSink
-
-if TYPE_CHECKING:
-    pass
 
 # Two batches.
 FEW: Final = 60
@@ -198,6 +196,46 @@ def test_who_opens_the_sink_fences_the_driver_that_has_it(pipeline: TargetPipeli
     pipeline.check(FEW)
     pipeline.run()
     pipeline.check(2 * FEW)
+
+
+@into("postgres")
+@pytest.mark.parametrize("state_format", STATES.values())
+def test_batches_that_a_database_has_lost_are_run_again(pipeline: TargetPipeline, state_format: int) -> None:
+    """As docs/spark.md says: the checkpoint is taken back to what the database has."""
+    assert isinstance(pipeline, PostgresPipeline)
+    pipeline.spark = pipeline.spark.newSession()
+    keep_state(pipeline.spark, state_format)
+
+    def run() -> None:
+        pipeline.run(df=pipeline.read().dropDuplicates(["value"]))
+
+    pipeline.feed(0, FEW)
+    run()
+    last = pipeline.last_commit()
+    kept = [pipeline.table, "semel_sinks"]
+    for table in kept:
+        pipeline.query(f"CREATE TABLE backup_{table} AS TABLE {table}")
+    pipeline.feed(0, 3 * FEW)  # the state of then knows the first of them, and not the others
+    run()
+    for table in kept:
+        pipeline.query(f"TRUNCATE {table}")
+        pipeline.query(f"INSERT INTO {table} TABLE backup_{table}")
+    pipeline.feed(3 * FEW, 4 * FEW)
+    with pytest.raises(MarkerMismatch, match="never committed here"):
+        run()
+    take_back(pipeline.checkpoint, last)
+    run()
+    pipeline.check(4 * FEW)
+
+
+def take_back(checkpoint: Path, batch: int) -> None:
+    """Spark has finished this one, and planned the next."""
+    for log, last in (("commits", batch), ("offsets", batch + 1)):
+        files = [path for path in (checkpoint / log).iterdir() if path.name.strip(".crc").isdecimal()]
+        later = [path for path in files if int(path.name.strip(".crc")) > last]
+        assert later
+        for path in later:
+            path.unlink()
 
 
 async def _take(pipeline: TargetPipeline) -> None:
