@@ -231,11 +231,16 @@ def test_batches_that_a_database_has_lost_are_run_again(pipeline: TargetPipeline
 def take_back(checkpoint: Path, batch: int) -> None:
     """Spark has finished this one, and planned the next."""
     for log, last in (("commits", batch), ("offsets", batch + 1)):
-        files = [path for path in (checkpoint / log).iterdir() if path.name.strip(".crc").isdecimal()]
-        later = [path for path in files if int(path.name.strip(".crc")) > last]
+        later = [path for path in (checkpoint / log).iterdir() if _batch_of(path) > last]
         assert later
         for path in later:
             path.unlink()
+
+
+def _batch_of(path: Path) -> int:
+    """Of a file of Spark's logs, `7`, or of its checksum, `.7.crc`; -1 for what is of no batch."""
+    name = path.name.removeprefix(".").removesuffix(".crc")
+    return int(name) if name.isdecimal() else -1
 
 
 async def _take(pipeline: TargetPipeline) -> None:
