@@ -104,7 +104,7 @@ def displayed(*told: Progress, is_terminal: bool, is_shown: bool = True) -> None
     display.finish()
 
 
-FIGURES = "batch 7, epoch 6 committed, 1,234 rows, 56 rows/s, lag 150"
+FIGURES = "batch 7, epoch 6 committed, 1,234,567 rows, 56 rows/s, lag 150"
 
 
 def test_a_terminal_has_a_bar_on_one_line_which_is_cleared_in_the_end(
