@@ -27,8 +27,10 @@ from semel.sinks.keepalive import expect_acknowledgement, keep_alive
 TOKEN_BYTES: Final = 32
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 MAX_CONNECTIONS: Final = 4_096
-# How many may be silent at a time, before they have shown the secret.
+# How many may be silent at a time, before they have shown the secret. More are borne with for a moment:
+# hundreds of tasks may begin at once.
 MAX_STRANGERS: Final = 128
+STRANGER_PATIENCE_S: Final = 1.0
 # A connection that says nothing is not a writer's.
 FIRST_MESSAGE_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_S: Final = 10.0
@@ -148,8 +150,8 @@ class OwnerService(ABC):
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._talks: set[asyncio.Task[None]] = set()
-        # Those that have not shown the secret yet, the oldest first.
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        # Those that have not shown the secret yet, and since when they could be heard, the oldest first.
+        self._strangers: dict[asyncio.Task[None], float] = {}
 
     @abstractmethod
     async def _serve(self, fields: Mapping[str, Any], channel: Channel) -> None:
@@ -164,8 +166,8 @@ class OwnerService(ABC):
             listener = self._listener = await _listen(host)
         except OSError as error:
             raise InitFailed(
-                f"cannot listen at {host!r} for writers: {error}. It has to be an address of this machine; a "
-                f"pipeline takes spark.driver.host",
+                f"cannot listen at {host!r} for writers: {error}. If that is no address of this machine, "
+                f"share the sink at one (a pipeline: spark.driver.host)",
                 is_permanent=False,
             ) from error
         self._accepting = asyncio.create_task(self._accept(listener))
@@ -193,18 +195,19 @@ class OwnerService(ABC):
             if len(self._talks) >= MAX_CONNECTIONS:
                 connection.close()
                 continue
-            if len(self._strangers) >= MAX_STRANGERS:
-                self._send_oldest_stranger_away()
             talk = asyncio.create_task(self._talk(connection))
             self._talks.add(talk)
-            self._strangers[talk] = None
             talk.add_done_callback(partial(self._end, connection))
 
-    def _send_oldest_stranger_away(self) -> None:
-        """Writers show the secret at once: who has been silent for the longest is none."""
-        oldest = next(iter(self._strangers))
-        del self._strangers[oldest]
-        oldest.cancel()
+    def _meet_stranger(self) -> None:
+        """One more is heard. Writers show the secret at once: who has been silent for long is none."""
+        now = asyncio.get_running_loop().time()
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest, since = next(iter(self._strangers.items()))
+            if now - since >= STRANGER_PATIENCE_S:
+                del self._strangers[oldest]
+                oldest.cancel()
+        self._strangers[_this_task()] = now
 
     def _end(self, connection: socket.socket, talk: asyncio.Task[None]) -> None:
         connection.close()
@@ -215,10 +218,11 @@ class OwnerService(ABC):
         try:
             channel = Channel(connection)
             channel.expect_reader()
+            self._meet_stranger()
             async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
                 fields = await channel.hear()
             if self._knows(fields.pop(TOKEN, None)):
-                self._strangers.pop(cast("asyncio.Task[None]", asyncio.current_task()), None)
+                self._strangers.pop(_this_task(), None)
                 await self._serve(fields, channel)
         except (OSError, ValueError, TimeoutError):
             return  # gone, talking nonsense, or silent
@@ -249,6 +253,10 @@ def require_shared(service: ServiceAddress | None) -> ServiceAddress:
     return service
 
 
+def _this_task() -> asyncio.Task[None]:
+    return cast("asyncio.Task[None]", asyncio.current_task())
+
+
 async def _listen(host: str) -> socket.socket:
     loop = asyncio.get_running_loop()
     family, kind, protocol, _, address = (await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0]
@@ -256,7 +264,7 @@ async def _listen(host: str) -> socket.socket:
     try:
         listener.setblocking(False)
         listener.bind(address)
-        listener.listen()
+        listener.listen(MAX_CONNECTIONS)
     except BaseException:
         listener.close()
         raise

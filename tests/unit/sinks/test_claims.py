@@ -10,6 +10,7 @@ import pytest
 
 from semel.client.metadata import Address, TopicPartition
 from semel.errors import FatalError
+from semel.sinks import service
 from semel.sinks.errors import CommitFailed, WriteFailed
 from semel.sinks.kafka.claim_service import ClaimService, LocalClaims, RemoteClaims
 from semel.sinks.kafka.claims import ClaimBook
@@ -336,7 +337,23 @@ async def test_a_claim_without_the_secret_is_hung_up_on(served: Served) -> None:
     assert await served.book.take(claimant(0, "another"), ZERO) == 0, "the impostor's claim was taken"
 
 
-async def test_strangers_that_say_nothing_do_not_keep_writers_out(served: Served) -> None:
+async def test_writers_that_come_all_at_once_are_all_heard(served: Served) -> None:
+    """Before the owner has met the first of them, more are there than strangers are let in."""
+    writers = [RemoteClaims(served.address, 10.0) for _ in range(2 * MAX_STRANGERS)]
+    claimants = [claimant(task, f"w{task}") for task in range(len(writers))]
+    takes = [
+        writer.take(who, TopicPartition("topic", who.task), keeps=False)
+        for writer, who in zip(writers, claimants, strict=True)
+    ]
+    assert await asyncio.gather(*takes) == [0] * len(writers)
+    for writer, who in zip(writers, claimants, strict=True):
+        await writer.leave(who)
+
+
+async def test_strangers_that_say_nothing_do_not_keep_writers_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STRANGER_PATIENCE_S", 0.0)
     strangers = [await asyncio.open_connection(*served.address.address) for _ in range(2 * MAX_STRANGERS)]
     claims = RemoteClaims(served.address, 10.0)
     assert await claims.take(claimant(), ZERO, keeps=False) == 0
