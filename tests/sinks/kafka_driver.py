@@ -21,7 +21,7 @@ from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker, Owner
 from semel.sinks.receipts import Origin, Place, Receipt
 from semel.sinks.settings import SinkSettings
-from semel.sinks.sink import SourceOffsets
+from semel.sinks.source_group import SourceOffsets
 
 PARTITIONS = 4
 TASKS = 2

@@ -44,7 +44,8 @@ from semel.sinks.kafka.markers import MarkerStore, transactional_id_of
 from semel.sinks.marker import NO_MARKER, Owner
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import Rows, SourceOffsets, State, WriterPlan
+from semel.sinks.sink import Rows, State, WriterPlan
+from semel.sinks.source_group import SourceOffsets
 from semel.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,

@@ -6,6 +6,7 @@ What a test does with it is the same; where rows and marker are kept is not.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,14 @@ def adopt(sink_id: str, epoch: int, *place: str) -> None:
     """What the error advises, at the command line."""
     done = CliRunner().invoke(root, ["sink", "adopt", sink_id, "--epoch", str(epoch), *place])
     assert done.exit_code == 0, done.output
+
+
+def group_offsets(group: str, bootstrap: str) -> dict[str, int]:
+    """What the command line shows of a group that has read one topic."""
+    arguments = ["group", "describe", group, "--bootstrap", bootstrap, "--output", "json"]
+    done = CliRunner().invoke(root, arguments)
+    assert done.exit_code == 0, done.output
+    return {str(row["partition"]): row["committed"] for row in json.loads(done.output)["partitions"]}
 
 
 async def _delete_group(bootstrap: str, group: str) -> None:

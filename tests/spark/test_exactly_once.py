@@ -36,7 +36,7 @@ from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Place, Receipt
-from semel.sinks.sink import SourceOffsets
+from semel.sinks.source_group import SourceOffsets
 from semel.testing.postgres_server import PostgresServer
 from semel.wire.partitioner import partition_for_key
 

@@ -6,7 +6,8 @@ from typing import Self
 
 from semel.client.loop_thread import LoopThread
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
-from semel.sinks.sink import Rows, SourceOffsets, TransactionalSink, Writer, WriterPlan
+from semel.sinks.sink import Rows, TransactionalSink, Writer, WriterPlan
+from semel.sinks.source_group import SourceOffsets
 
 
 class BlockingWriter:

@@ -31,12 +31,10 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from semel.client.connection import ConnectionOptions
 from semel.errors import ConfigError
 from semel.sinks.errors import (
     AbortFailed,
@@ -46,11 +44,12 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
-from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, judge
+from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, check_group, judge
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import NO_ORIGIN, Origin, Place, Receipt, check_receipts
 from semel.sinks.service import WILDCARD_HOSTS
 from semel.sinks.settings import SinkSettings
+from semel.sinks.source_group import SourceGroup, SourceOffsets
 from semel.sinks.tracker import EpochTracker
 
 if TYPE_CHECKING:
@@ -60,19 +59,6 @@ if TYPE_CHECKING:
 Rows: TypeAlias = "pa.RecordBatch | pa.Table | Sequence[Mapping[str, object]]"
 
 MAX_SINK_ID_CHARACTERS: Final = 200
-
-
-@dataclass(slots=True, frozen=True)
-class SourceOffsets:
-    """How far an epoch has read its source: the next offset, by topic and partition.
-
-    `connection` is how the source is reached, which may take other credentials than the sink's. None: it
-    cannot be reached from here, unless it is where the sink is.
-    """
-
-    bootstrap: str
-    offsets: Mapping[str, Mapping[int, int]]
-    connection: ConnectionOptions | None = field(default_factory=ConnectionOptions)
 
 
 class State(Enum):
@@ -156,6 +142,7 @@ class TransactionalSink(ABC):
         self._origin = NO_ORIGIN
         self._plan: WriterPlan | None = None
         self._fenced: FencedOut | None = None
+        self._source = SourceGroup("")
 
     async def __aenter__(self) -> Self:
         return self
@@ -202,8 +189,11 @@ class TransactionalSink(ABC):
             raise ConfigError(f"sink {self.sink_id!r} is open already")
         if not sink_id or len(sink_id) > MAX_SINK_ID_CHARACTERS:
             raise ConfigError(f"a sink's id is a name of 1 to {MAX_SINK_ID_CHARACTERS} characters")
+        check_group(sink_id)
         self.sink_id, self.run = sink_id, secrets.token_hex(8)
         self._plan, self._epoch = None, None
+        await self._source.close()
+        self._source = SourceGroup(sink_id)
         try:
             self._marker = await self._open(Owner.here(self.run))
         except FencedOut as error:
@@ -269,6 +259,8 @@ class TransactionalSink(ABC):
             self._fail(UnknownOutcome(f"the commit of epoch {epoch} was cut short; open the sink anew"))
             raise
         self._committed(marker, accepted, time.monotonic() - started)
+        if source_offsets is not None:
+            await self._source.commit(source_offsets)
 
     async def abort(self, epoch: int, reason: str = "") -> None:
         """Drops the epoch: none of it was or will be visible. Then the same epoch may be begun again.
@@ -311,9 +303,12 @@ class TransactionalSink(ABC):
         except SinkError:
             pass  # the next `open` aborts it
         finally:
-            await self._close()
-            self._enter(State.CLOSED)
-            self._plan, self._epoch = None, None
+            try:
+                await self._close()
+            finally:
+                self._enter(State.CLOSED)
+                self._plan, self._epoch = None, None
+                await self._source.close()
 
     # What a target does
 
@@ -331,6 +326,7 @@ class TransactionalSink(ABC):
     ) -> None:
         """Commits rows and marker in one step, within `settings.commit_timeout`.
 
+        With them the source's offsets, where they join the transaction: others are committed afterwards.
         Raises CommitFailed where it is certain that it did not, UnknownOutcome where it is not, FencedOut.
         """
 

@@ -15,7 +15,8 @@ from semel.errors import SemelError
 from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkError, WriteFailed
 from semel.sinks.receipts import Origin, Receipt
-from semel.sinks.sink import SourceOffsets, WriterPlan
+from semel.sinks.sink import WriterPlan
+from semel.sinks.source_group import SourceOffsets
 from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
 from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import select_columns

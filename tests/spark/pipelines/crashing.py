@@ -37,7 +37,8 @@ from semel.sinks.marker import Marker, Owner
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import NO_ORIGIN, Attempt, Origin, Place, Receipt
-from semel.sinks.sink import SourceOffsets, TransactionalSink, Writer, WriterPlan
+from semel.sinks.sink import TransactionalSink, Writer, WriterPlan
+from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.dialect import Loaded, Part, SqlSession
 from semel.sinks.sql.intake import Intake
 from semel.sinks.sql.sink import SqlSink

@@ -9,7 +9,8 @@ from semel.sinks.errors import SinkError
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.settings import SinkSettings
-from semel.sinks.sink import Rows, SourceOffsets, TransactionalSink, Writer, WriterPlan
+from semel.sinks.sink import Rows, TransactionalSink, Writer, WriterPlan
+from semel.sinks.source_group import SourceOffsets
 
 
 class MemoryTarget:

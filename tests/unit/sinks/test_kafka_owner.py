@@ -17,16 +17,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
 
 from fake_broker import Answer, FakeBroker, ThreadedBroker, stay_silent
+from memory_sink import MemorySink, failing
 
 from semel.client.cluster import UNKNOWN_TOPIC_PATIENCE_MS
 from semel.client.connection import ConnectionOptions
 from semel.client.security import PLAIN, Sasl
 from semel.errors import ConfigError
+from semel.sinks import source_group
 from semel.sinks.errors import AbortFailed, BeginFailed, CommitFailed, FencedOut, InitFailed, SinkError
-from semel.sinks.kafka import KafkaSink, source_group
-from semel.sinks.kafka.source_group import PATIENCE_S
+from semel.sinks.kafka import KafkaSink
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import SourceOffsets, State, WriterPlan
+from semel.sinks.sink import State, TransactionalSink, WriterPlan
+from semel.sinks.source_group import PATIENCE_S, SourceOffsets
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.end_txn import EndTxnResponse
@@ -326,12 +328,27 @@ def source() -> Iterator[SourceBroker]:
         yield broker
 
 
-async def commit_epoch(sink: KafkaSink, epoch: int, source: SourceBroker) -> float:
+async def commit_epoch(sink: TransactionalSink, epoch: int, source: SourceBroker) -> float:
     """An epoch without rows; how long its commit took, in seconds."""
     await sink.begin(epoch)
     started = time.monotonic()
     await sink.commit(epoch, [], SourceOffsets(source.bootstrap, {"in": {0: epoch + 10}}))
     return time.monotonic() - started
+
+
+async def test_a_sink_that_is_no_topic_tells_its_source_how_far_it_is_once_that_is_committed(
+    source: SourceBroker,
+) -> None:
+    async with MemorySink(failing("commit", CommitFailed("no"))) as sink:
+        await sink.open("s")
+        with pytest.raises(CommitFailed):
+            await commit_epoch(sink, 0, source)
+        await sink.abort(0)
+        assert source.committed == []
+        for epoch in range(2):
+            await commit_epoch(sink, epoch, source)
+    assert source.committed == [10, 11]
+    assert len(source.seen(ApiKey.API_VERSIONS)) == 1
 
 
 async def test_a_source_on_another_cluster_never_sees_the_secrets_of_the_sink(source: SourceBroker) -> None:

@@ -15,13 +15,12 @@ from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_off
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction
 from semel.client.transaction_admin import TransactionAdmin
-from semel.errors import BrokerError, ConfigError, SemelError
+from semel.errors import BrokerError, SemelError
 from semel.sinks.errors import FencedOut, InitFailed
-from semel.sinks.marker import Marker, Owner, decode_marker
+from semel.sinks.marker import MARKER_GROUP_SUFFIX, Marker, Owner, decode_marker
 from semel.wire.errors import ErrorCode
 
 TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
-MARKER_GROUP_SUFFIX: Final = ".epoch"
 MARKER_PARTITION: Final = 0
 # How long a fenced owner looks for the name of its successor, who signs within milliseconds.
 SUCCESSOR_TIMEOUT_S: Final = 1.0
@@ -34,16 +33,6 @@ def transactional_id_of(sink_id: str) -> str:
 
 def marker_group_of(sink_id: str) -> str:
     return f"{sink_id}{MARKER_GROUP_SUFFIX}"
-
-
-def check_sink_id(sink_id: str) -> None:
-    """Refuses names whose group, where offsets of the source go, holds the marker of another sink."""
-    if sink_id.endswith(MARKER_GROUP_SUFFIX):
-        other = sink_id.removesuffix(MARKER_GROUP_SUFFIX)
-        raise ConfigError(
-            f"a Kafka sink cannot be called {sink_id!r}: the group of that name holds the marker of sink "
-            f"{other!r}. Give it a name that does not end with {MARKER_GROUP_SUFFIX!r}"
-        )
 
 
 class MarkerStore:

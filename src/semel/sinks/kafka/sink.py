@@ -22,7 +22,7 @@ from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.coordinator import VERSION_2
 from semel.client.errors import UnknownOutcomeError
-from semel.client.group_offsets import CommittedOffset, GroupMetadata
+from semel.client.group_offsets import GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.shared_transaction import State as TransactionState
@@ -39,17 +39,17 @@ from semel.sinks.errors import (
 from semel.sinks.kafka.claim_service import ClaimService, LocalClaims
 from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.clock import MAX_OVERLONG_ATTEMPTS, TransactionClock
-from semel.sinks.kafka.markers import MarkerStore, check_sink_id, other_than, transactional_id_of
+from semel.sinks.kafka.markers import MarkerStore, other_than, transactional_id_of
 from semel.sinks.kafka.opening import is_wrong_setting, require_no_owner, warn_unless_verified
 from semel.sinks.kafka.rows import RecordLayout
-from semel.sinks.kafka.source_group import SourceGroup
 from semel.sinks.kafka.topics import TopicShape, TopicShapes
 from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
 from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.service import ServiceAddress
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import SourceOffsets, TransactionalSink
+from semel.sinks.sink import TransactionalSink
+from semel.sinks.source_group import Home, SourceGroup, SourceOffsets
 from semel.wire.compression import Codec
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
@@ -92,19 +92,16 @@ class KafkaSink(TransactionalSink):
         self._service: ClaimService | None = None
         self._service_address: ServiceAddress | None = None
         self._cluster: Cluster | None = None
-        self._cluster_id: str | None = None
         self._transaction: SharedTransaction | None = None
         self._home: HomeAccess | None = None
         self._owner: Owner | None = None
         self._markers = MarkerStore("", topic)
-        self._source: SourceGroup | None = None
         self._clock = TransactionClock(transaction_timeout, time.monotonic)
         self._topics: TopicShapes | None = None
 
     # Opening
 
     async def _open(self, owner: Owner) -> Marker:
-        check_sink_id(self.sink_id)
         await self._close()
         self._owner = owner
         self._clock = TransactionClock(self.transaction_timeout, time.monotonic)
@@ -126,7 +123,8 @@ class KafkaSink(TransactionalSink):
 
     async def _take(self, owner: Owner) -> Marker:
         cluster = self._cluster = self._new_cluster()
-        self._cluster_id = (await cluster.retry(cluster.connect)).cluster_id
+        connected = await cluster.retry(cluster.connect)
+        self._source = SourceGroup(self.sink_id, Home(cluster.bootstrap, connected.cluster_id))
         topics = self._topics = TopicShapes(cluster, self._own_topics)
         await topics.open()
         if not self.settings.fence_on_open:
@@ -220,14 +218,13 @@ class KafkaSink(TransactionalSink):
         transaction = self._require_transaction()
         self._book.check_covered(receipts)
         self._book.close()
-        source = await self._source_of(source_offsets)
-        joins = source is not None and await source.joins()
+        joins = source_offsets is not None and await self._source.joins(source_offsets)
         try:
             async with asyncio.timeout(self.settings.commit_timeout):
                 await self._put_marker(transaction, marker, source_offsets if joins else None)
         except TimeoutError as error:
-            if source is not None and joins:
-                source.part(error)  # it may be its offsets that nobody takes
+            if joins:
+                self._source.part(error)  # it may be its offsets that nobody takes
             raise CommitFailed(
                 f"the marker of epoch {marker.epoch} of sink {self.sink_id!r} was not accepted within "
                 f"{self.settings.commit_timeout:g} s; nothing was committed: abort the epoch"
@@ -240,22 +237,6 @@ class KafkaSink(TransactionalSink):
             ) from error
         await self._end(transaction, marker.epoch)
         self._clock.commit()
-        if source is not None and source_offsets is not None:
-            await source.commit(as_committed(source_offsets))
-
-    async def _source_of(self, source_offsets: SourceOffsets | None) -> SourceGroup | None:
-        if source_offsets is None:
-            return None
-        if self._source is None or self._source.bootstrap != source_offsets.bootstrap:
-            await self._drop_source()
-            assert self._cluster is not None
-            self._source = SourceGroup(self.sink_id, source_offsets, self._cluster, self._cluster_id)
-        return self._source
-
-    async def _drop_source(self) -> None:
-        if self._source is not None:
-            source, self._source = self._source, None
-            await source.close()
 
     async def _put_marker(
         self, transaction: SharedTransaction, marker: Marker, source_offsets: SourceOffsets | None
@@ -265,9 +246,8 @@ class KafkaSink(TransactionalSink):
         self._clock.join()
         await self._markers.put(transaction, marker, self._owner)
         if source_offsets is not None:
-            assert self._source is not None
             try:
-                await transaction.commit_offsets(GroupMetadata(self.sink_id), as_committed(source_offsets))
+                await transaction.commit_offsets(GroupMetadata(self.sink_id), source_offsets.as_committed())
             except AbortableError as error:
                 self._source.part(error)
                 raise
@@ -311,7 +291,6 @@ class KafkaSink(TransactionalSink):
         if self._service is not None:
             await self._service.stop()
             self._service = self._service_address = None
-        await self._drop_source()
         if self._transaction is not None:
             await self._transaction.close()
             self._transaction = None
@@ -376,11 +355,3 @@ def parse_codec(compression: str) -> Codec:
     except KeyError:
         names = ", ".join(codec.name.lower() for codec in Codec)
         raise ConfigError(f"compression {compression!r} is none of {names}") from None
-
-
-def as_committed(source_offsets: SourceOffsets) -> dict[TopicPartition, CommittedOffset]:
-    return {
-        TopicPartition(topic, partition): CommittedOffset(offset)
-        for topic, partitions in source_offsets.offsets.items()
-        for partition, offset in partitions.items()
-    }

@@ -32,7 +32,8 @@ from semel.sinks.marker import Marker, Owner
 from semel.sinks.receipts import Place, Receipt
 from semel.sinks.service import ServiceAddress
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import SourceOffsets, TransactionalSink, WriterPlan
+from semel.sinks.sink import TransactionalSink, WriterPlan
+from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure

@@ -4,21 +4,23 @@ Where source and sink are one cluster, they join the sink's transaction. If they
 may not read the topic, or it is gone) that costs the epoch one attempt: from then on they are committed as to
 another cluster.
 
-That is afterwards, and with the source's own credentials, never with the sink's. A source that does not
-answer holds up a commit for a moment and never fails it. One that is far away is waited for in the
-background, and gets the newest offsets next; one that fails is left alone for a while.
+That is afterwards, and with the source's own credentials, never with the sink's; so it is for every sink that
+is no topic. A source that does not answer holds up a commit for a moment and never fails it. One that is far
+away is waited for in the background, and gets the newest offsets next; one that fails is left alone for a
+while.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from semel.client.cluster import Cluster
+from semel.client.connection import ConnectionOptions
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets
 from semel.client.metadata import TopicPartition
 from semel.errors import SemelError
-from semel.sinks.sink import SourceOffsets
 
 log = logging.getLogger(__name__)
 
@@ -31,25 +33,57 @@ LIMIT_S: Final = 30.0
 REST_S: Final = 60.0
 
 
-class SourceGroup:
-    """One source, for one run of a sink. A connection is kept from commit to commit: close it."""
+@dataclass(slots=True, frozen=True)
+class SourceOffsets:
+    """How far an epoch has read its source: the next offset, by topic and partition.
 
-    def __init__(self, group_id: str, source: SourceOffsets, home: Cluster, home_id: str | None) -> None:
-        self.bootstrap = source.bootstrap
-        self._connection = source.connection
+    `connection` is how the source is reached, which may take other credentials than the sink's. None: it
+    cannot be reached from here, unless it is where the sink is.
+    """
+
+    bootstrap: str
+    offsets: Mapping[str, Mapping[int, int]]
+    connection: ConnectionOptions | None = field(default_factory=ConnectionOptions)
+
+    def as_committed(self) -> dict[TopicPartition, CommittedOffset]:
+        return {
+            TopicPartition(topic, partition): CommittedOffset(offset)
+            for topic, partitions in self.offsets.items()
+            for partition, offset in partitions.items()
+        }
+
+
+@dataclass(slots=True, frozen=True)
+class Home:
+    """The cluster that a sink writes to."""
+
+    bootstrap: str
+    cluster_id: str | None
+
+
+class SourceGroup:
+    """For one run of a sink, and one source at a time. A connection is kept from commit to commit: close it.
+
+    `home` is None where the sink is no topic: then no offsets join its transaction.
+    """
+
+    def __init__(self, group_id: str, home: Home | None = None) -> None:
         self._group = GroupMetadata(group_id)
-        self._home_id = home_id
-        self._joins = True if source.bootstrap == home.bootstrap else None
+        self._home = home
+        self._bootstrap = ""
+        self._connection: ConnectionOptions | None = None
+        self._joins: bool | None = False
         self._cluster: Cluster | None = None
         self._working: asyncio.Task[None] | None = None
         self._newest: dict[TopicPartition, CommittedOffset] = {}
         self._rests_until = 0.0
 
-    async def joins(self) -> bool:
+    async def joins(self, source: SourceOffsets) -> bool:
         """Whether its offsets join the sink's transaction: where source and sink are one cluster.
 
         Asked until it is known. Who is silent is another.
         """
+        await self._turn_to(source)
         if self._joins is None:
             await self._attend(self._ask)
         return self._joins is True
@@ -65,10 +99,11 @@ class SourceGroup:
             str(error) or "no answer",
         )
 
-    async def commit(self, offsets: dict[TopicPartition, CommittedOffset]) -> None:
+    async def commit(self, source: SourceOffsets) -> None:
         """Commits them if they do not join the transaction, and if the source answers."""
+        await self._turn_to(source)
         if self._joins is False:
-            self._newest = offsets
+            self._newest = source.as_committed()
             await self._attend(self._commit_newest)
 
     async def close(self) -> None:
@@ -83,14 +118,25 @@ class SourceGroup:
                 await asyncio.wait({working})
             await self._hang_up()
 
+    async def _turn_to(self, source: SourceOffsets) -> None:
+        if source.bootstrap == self._bootstrap:
+            return
+        await self.close()
+        self._bootstrap, self._connection = source.bootstrap, source.connection
+        self._newest, self._rests_until = {}, 0.0
+        # Where it is reached by another name it may be the same cluster still.
+        is_home = self._home is not None and source.bootstrap == self._home.bootstrap
+        self._joins = is_home if is_home or self._home is None else None
+
     async def _hang_up(self) -> None:
         if self._cluster is not None:
             cluster, self._cluster = self._cluster, None
             await cluster.close()
 
     async def _ask(self, cluster: Cluster) -> None:
+        assert self._home is not None
         async with asyncio.timeout(LIMIT_S):
-            self._joins = (await cluster.connect()).cluster_id == self._home_id
+            self._joins = (await cluster.connect()).cluster_id == self._home.cluster_id
         if self._joins:
             await self._hang_up()
 
@@ -115,7 +161,7 @@ class SourceGroup:
     async def _try(self, work: Work) -> None:
         try:
             if self._cluster is None:
-                self._cluster = Cluster(self.bootstrap, self._connection)
+                self._cluster = Cluster(self._bootstrap, self._connection)
             await work(self._cluster)
         except (SemelError, OSError) as error:
             self._rests_until = asyncio.get_running_loop().time() + REST_S
@@ -124,7 +170,7 @@ class SourceGroup:
                 "the offsets of group %r are not committed at the source, %s, and it is asked again in %g s. "
                 "Only tools that show lag look at them: %s",
                 self._group.group_id,
-                self.bootstrap,
+                self._bootstrap,
                 REST_S,
                 str(error) or f"no answer within {LIMIT_S:g} s",
             )
