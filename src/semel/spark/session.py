@@ -71,6 +71,9 @@ def local_session(
 ) -> "SparkSession":
     """A session with its driver here, and the reader of topics registered. Settings given here win."""
     prepare_environment()
+    if master.startswith("local"):
+        # Executors of `local-cluster` are processes of their own, and would listen to other machines.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
