@@ -77,7 +77,14 @@ CLUSTER_CORES: Final = 3
 BY_SPARK: Final = ("by_spark_keyed", "by_spark_windows")
 STATEFUL: Final = ("windows", "totals", "join")
 # Of those, the ones whose state is in RocksDB's first format.
-IN_FORMAT_1: Final = ("windows", "pg_windows", "my_windows", "pg_totals", "my_staged_totals")
+IN_FORMAT_1: Final = (
+    "windows",
+    "pg_windows",
+    "my_windows",
+    "pg_totals",
+    "pg_staged_totals",
+    "my_staged_totals",
+)
 # Into how many partitions `recut` shuffles, or into as few as will do. Of three, as there may be a life
 # without a batch between that in which one died and that in which it is replayed.
 CUTS: Final = ("", "2", "3")
@@ -243,6 +250,7 @@ def check_recut(pipelines: Iterable[str], logs: list[str]) -> None:
         print(f"{pipeline}: batches that were replayed, in so many partitions: {replayed}")
         assert replayed
         assert all(len(set(tasks)) > 1 for tasks in replayed.values()), replayed
+        assert any(1 in tasks for tasks in cuts.values()), f"adaptive execution has merged nothing: {cuts}"
 
 
 def cuts_of(pipeline: str, logs: list[str]) -> dict[int, list[int]]:

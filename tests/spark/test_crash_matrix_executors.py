@@ -43,14 +43,14 @@ SERVERS: Final = {
     "mysql": "mariadb",
     "mysql_staged": "mariadb",
 }
-TARGETS: Final = ("keyed", *SERVERS)
+TARGETS: Final = ("keyed", "topic", *SERVERS)
 # What goes wrong: the program fails if it does not come to pass.
 ALL: Final = ("first_row", "last_row", "shuffle", "executor")
 IN_CODE: Final = ("first_row", "last_row")
 # What keeps state: in RocksDB, in the first and in the second format, and a join of two streams.
 QUERIES: Final = ("windows", "windows2", "join")
 # In these, a task is struck that has rows in the target.
-WITH_ROWS: Final = ("last_row", "shuffle", "executor")
+WITH_ROWS: Final = ("last_row", "shuffle", "executor", "speculation")
 STRUCK: Final = re.compile(r"^([\w-]+): (\d+) in vain, struck with (\d+) rows$", re.MULTILINE)
 
 
@@ -71,9 +71,9 @@ def place_of(name: str) -> str:
 
 def expected(name: str) -> Counter[Content]:
     target, _, *state = name.split("-")
-    if state:
-        return expected_with_state(state[0])
-    return Counter((None if target == "topic" else b"k%d" % i, b"v%d" % i) for i in range(ROWS))
+    plain = Counter((b"k%d" % i, b"v%d" % i) for i in range(ROWS))
+    rows = expected_with_state(state[0]) if state else plain
+    return Counter((None, value) for _, value in rows.elements()) if target == "topic" else rows
 
 
 def suffer(
@@ -161,7 +161,7 @@ def check_place(server: Server, name: str, rows: int) -> None:
 def test_whatever_happens_to_tasks_and_executors_every_row_arrives_once(
     start_driver: StartDriver, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    names = named("keyed", ALL) + named("topic", IN_CODE)
+    names = named("keyed", ALL) + named("topic", ALL)
     names += named("table", (*ALL, "executor-windows", "last_row-windows2", "shuffle-join"))
     names += named("staged", ("last_row", "shuffle", "executor", "last_row-windows2", "shuffle-windows"))
     suffer(request, start_driver, tmp_path, names)
@@ -179,7 +179,7 @@ def test_whatever_happens_every_row_arrives_once_on_apache_kafka(
     start_driver: StartDriver, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     misfortunes = (*ALL, "last_row-join", "shuffle-windows", "executor-windows2")
-    names = named("keyed", misfortunes) + named("topic", IN_CODE)
+    names = named("keyed", misfortunes) + named("topic", ALL)
     suffer(request, start_driver, tmp_path, names, home="own_kafka")
 
 
@@ -212,7 +212,7 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
     "names",
     [
         [
-            *(f"{target}-speculation" for target in ("topic", *TARGETS)),
+            *(f"{target}-speculation" for target in TARGETS),
             "keyed-speculation-windows2",
             "table-speculation-join",
         ],

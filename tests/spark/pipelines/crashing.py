@@ -413,7 +413,7 @@ PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "pg_staged_orders": lambda to: to.into_postgres(to.orders(), "staged"),
     "pg_staged_recut": lambda to: to.into_postgres(recut(to), "staged"),
     "pg_staged_windows": lambda to: to.into_postgres(to.windows(state_format=2), "staged"),
-    "pg_staged_totals": lambda to: to.into_postgres(to.windows(state_format=2), "staged", **UPSERT),
+    "pg_staged_totals": lambda to: to.into_postgres(to.windows(state_format=1), "staged", **UPSERT),
     "pg_staged_join": lambda to: to.into_postgres(to.join(), "staged"),
     "my_orders": lambda to: to.into_mysql(to.orders(), "direct"),
     "my_recut": lambda to: to.into_mysql(recut(to), "direct"),

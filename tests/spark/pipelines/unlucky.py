@@ -282,16 +282,20 @@ def told_rows(place: Path, task: int) -> int:
 
 
 def slow_once(place: Path) -> PassOn:
-    """User code that takes long in the first attempt of one task, and only there."""
+    """User code that takes long in the first attempt of one task, when rows of it are in the target."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        if context.partitionId() == 0 and context.attemptNumber() > 0:
-            (place / "struck").touch()  # this is the copy
-        elif context.partitionId() == 0 and strikes(place):
-            time.sleep(SLOW_S)
-        yield from batches
+        slow = place / f"slow-{context.partitionId()}"
+        if context.attemptNumber() > 0 and slow.exists():
+            slow.rename(place / "struck")  # this is the copy
+        for number, batch in enumerate(batches):
+            if number == FEW_BATCHES and context.attemptNumber() == 0 and strikes(place):
+                (place / "slow").write_text(str(await_rows(place)))
+                (place / "slow").rename(slow)
+                time.sleep(SLOW_S)
+            yield batch
 
     return pass_on
 
