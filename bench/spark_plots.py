@@ -1,13 +1,14 @@
-"""Draws what `bench/spark.py` and `bench/spark_sql.py` have measured, for docs/spark.md.
+"""Draws what `bench/spark.py`, `spark_sql.py` and `spark_reader.py` have measured, for docs/spark.md.
 
     .venv/bin/python bench/spark.py --only "^(Spark's own.*|exactly_once(, keys)?)$"
         --json bench/results/spark.json
-    .venv/bin/python bench/spark.py --brokers semel --small-batches 1000 --rounds 1 --warm-rounds 0
+    .venv/bin/python bench/spark.py --brokers semel --small-batches 350 --rounds 3
         --only "^(Spark's own, at-least-once|exactly_once, Spark's source|exactly_once)$"
         --json bench/results/spark_small.json
     .venv/bin/python bench/spark_sql.py --json bench/results/spark_postgres.json
     .venv/bin/python bench/spark_sql.py --database mariadb --rows 1000000
         --json bench/results/spark_mariadb.json
+    .venv/bin/python bench/spark_reader.py --json bench/results/spark_reader.json
     .venv/bin/python bench/spark_plots.py
 
 Bars are medians, thin lines go from the least to the most. What was not measured is not drawn.
@@ -104,6 +105,18 @@ def small_batches(found: Any) -> list[Bar]:
     ]
 
 
+READERS: Final = {"python": "semel.spark.read", "jvm": "Spark's own source"}
+
+
+def readers(found: Any) -> list[Bar]:
+    bars = []
+    for way, rounds in found["ways"].items():
+        kind, connector = way.split(", ")
+        rates = [found["records"] / each["elapsed_s"] / 1000 for each in rounds]
+        bars.append(Bar(f"{READERS[connector]} ({kind})", rates, connector == "python"))
+    return bars
+
+
 def into_a_table(found: Any) -> list[Bar]:
     return [
         Bar(way, [found["rows"] / each["elapsed_s"] / 1000 for each in rounds], is_ours(way))
@@ -116,6 +129,7 @@ PLOTTED: Final = (
     ("spark_small", "A small batch: milliseconds, from the 5th to the 95th percentile", small_batches),
     ("spark_postgres", "PostgreSQL: thousand rows a second", into_a_table),
     ("spark_mariadb", "MariaDB: thousand rows a second", into_a_table),
+    ("spark_reader", "Reading a topic: thousand records a second", readers),
 )
 
 

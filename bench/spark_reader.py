@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import brokers
 import numpy as np
 from cpu_meter import CpuMeter
+from rounds import spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 
@@ -123,11 +125,10 @@ def report(results: dict[tuple[str, str], list[Figures]], records: int) -> None:
     """Medians and ranges of all rounds."""
     print(f"{'':<24}{'k rows/s (least, most)':>28}{'k rows per CPU s of Spark':>28}{'broker CPU s':>14}")
     for (kind, connector), rounds in results.items():
-        rates = sorted(records / each.elapsed_s / 1000 for each in rounds)
+        rates = [records / each.elapsed_s / 1000 for each in rounds]
         per_cpu = statistics.median(records / each.spark_cpu_s / 1000 for each in rounds)
         broker = statistics.median(each.broker_cpu_s for each in rounds)
-        shown = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f})"
-        print(f"{kind + ', ' + connector:<24}{shown:>28}{per_cpu:>28,.0f}{broker:>14.2f}")
+        print(f"{kind + ', ' + connector:<24}{spread(rates):>28}{per_cpu:>28,.0f}{broker:>14.2f}")
 
 
 def main() -> None:
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--batch-kb", type=int, default=1000, help="size of the record batches")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", choices=("python", "jvm"))
+    parser.add_argument("--json", type=Path, help="write all figures there")
     given = parser.parse_args()
     connectors: list[Connector] = [given.only] if given.only else ["python", "jvm"]
     if (missing := why_no_connector()) is not None:
@@ -158,6 +160,12 @@ def main() -> None:
                 results = compare(spark, broker, meter, connectors, given.rounds)
             spark.stop()
             report(results, records)
+            if given.json is not None:
+                ways = {
+                    f"{kind}, {connector}": [each._asdict() for each in of]
+                    for (kind, connector), of in results.items()
+                }
+                given.json.write_text(json.dumps({"records": records, "ways": ways}))
         finally:
             broker.stop()
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cpu_meter import CpuMeter
+from rounds import spread, times_as_fast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sinks"))
 
@@ -162,6 +163,19 @@ def jdbc_writer(options: dict[str, str], table: str) -> Callable[[DataFrame, int
     return write
 
 
+def report(database: str, results: dict[str, list[Figures]], rows: int) -> None:
+    """Beside others: how many times as fast `exactly_once` is."""
+    print(
+        f"{database:<32}{'k rows/s (least, most)':>26}{'k rows per CPU s':>18}{'exactly_once beside it':>26}"
+    )
+    ours = [each.elapsed_s for each in results["exactly_once"]]
+    for way, rounds in results.items():
+        per_cpu = statistics.median(rows / each.cpu_s / 1000 for each in rounds)
+        rates = spread([rows / each.elapsed_s / 1000 for each in rounds])
+        faster = times_as_fast(ours, [each.elapsed_s for each in rounds])
+        print(f"{way:<32}{rates:>26}{per_cpu:>18,.0f}{faster:>26}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--database", choices=tuple(DATABASES), default="postgres")
@@ -188,12 +202,7 @@ def main() -> None:
     finally:
         database.server.close()
         spark.stop()
-    print(f"{given.database:<32}{'k rows/s (least, most)':>26}{'k rows per CPU s':>18}")
-    for way, rounds in results.items():
-        rates = sorted(given.rows / each.elapsed_s / 1000 for each in rounds)
-        per_cpu = statistics.median(given.rows / each.cpu_s / 1000 for each in rounds)
-        shown = f"{statistics.median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f})"
-        print(f"{way:<32}{shown:>26}{per_cpu:>18,.0f}")
+    report(given.database, results, given.rows)
     if given.json is not None:
         rounds = {way: [each._asdict() for each in of] for way, of in results.items()}
         given.json.write_text(json.dumps({"rows": given.rows, "ways": rounds}))
