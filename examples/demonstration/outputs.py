@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from shlex import quote
 from typing import Final
 
 import psycopg
@@ -22,7 +24,9 @@ READ_TIMEOUT_S: Final = 120.0
 
 
 class Output(ABC):
-    """The target of the pipeline."""
+    """The target of the pipeline; `looks` are commands that show what is in it."""
+
+    looks: Sequence[str]
 
     @abstractmethod
     async def count(self) -> int:
@@ -41,6 +45,10 @@ class TopicOutput(Output):
     """The topic, read with read_committed."""
 
     def __init__(self, bootstrap: str) -> None:
+        self.looks = (
+            f"semel consume {PRICED} -b {bootstrap} --isolation read_committed | head",
+            f"semel sink list -b {bootstrap}",
+        )
         self._cluster = Cluster(bootstrap)
         self._consumer = Consumer(
             self._cluster, ConsumerOptions(isolation_level=READ_COMMITTED, retry_timeout_ms=120_000)
@@ -86,6 +94,10 @@ class TableOutput(Output):
     """The table in PostgreSQL."""
 
     def __init__(self, dsn: str) -> None:
+        self.looks = (
+            f"psql {quote(dsn)} -c 'SELECT * FROM {PRICED} LIMIT 10'",
+            f"semel sink list --postgres {quote(dsn)}",
+        )
         self._dsn = dsn
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(f"CREATE TABLE {PRICED} (id text, cents bigint)")

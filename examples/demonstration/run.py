@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -240,13 +241,16 @@ def report(demonstration: Demonstration, verdict: Verdict, seconds: float, conso
 
 
 async def keep(demonstration: Demonstration, console: Console) -> None:
+    """Until Ctrl-C, which is how it is to end: the verdict stays."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
     bootstrap = demonstration.broker.bootstrap
-    console.print(
-        f"all of it is left running; have a look, and end it with Ctrl-C:\n  semel txn list -b {bootstrap}"
-    )
-    console.print(f"  semel consume {PRICED} -b {bootstrap} --isolation read_committed | head")
-    console.print(f"  semel sink list -b {bootstrap}\n  semel group list -b {bootstrap}")
-    await asyncio.Event().wait()
+    looks = [f"semel txn list -b {bootstrap}", f"semel group list -b {bootstrap}"]
+    console.print("all of it is left running; have a look, and end it with Ctrl-C:", highlight=False)
+    for command in [*demonstration.output.looks, *looks]:
+        # As one line, to be copied.
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+    await ended.wait()
 
 
 async def demonstrate(sink: str, orders: int, *, keep_running: bool, seed: int, stage: Stage) -> int:
