@@ -4,6 +4,11 @@ Every message says what happened, why, and what to do next.
 """
 
 
+def how_to_install(extra: str) -> str:
+    """What to do where the packages of an extra are missing. Semel itself comes as a checkout."""
+    return f"pip install '.[{extra}]' in a checkout of Semel"
+
+
 class SemelError(Exception):
     """The root of everything that Semel raises on purpose."""
 

@@ -852,4 +852,4 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
             env=dict(os.environ),
         )
         assert done.returncode == 2
-        assert "pip install 'semel[grpc]'" in done.stderr
+        assert "pip install '.[grpc]'" in done.stderr

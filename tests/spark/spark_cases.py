@@ -63,7 +63,7 @@ def why_no_spark() -> str | None:
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        return "pyspark is not installed (pip install 'semel[spark]')"
+        return "pyspark is not installed (pip install '.[spark]')"
     try:
         find_java()
     except ConfigError as error:

@@ -65,7 +65,7 @@ def test_the_exit_code_says_that_something_is_missing(monkeypatch: pytest.Monkey
 def test_a_package_that_is_missing_or_too_old_comes_with_the_command_that_installs_it() -> None:
     for check in (check_package("no-such-package", (1, 0)), check_package("pyspark", (99, 0))):
         assert check.state == "missing"
-        assert "pip install 'semel[spark]'" in (check.advice or "")
+        assert "pip install '.[spark]'" in (check.advice or "")
         assert not is_well([check])
     assert check_package("pyspark", MIN_PYSPARK).state == "ok"
 

@@ -9,7 +9,7 @@ import click
 from semel.cli.options import bootstrap_option, complete_topic
 from semel.cli.tables import output_option, print_json, print_table
 from semel.client.cluster import Cluster
-from semel.errors import ConfigError
+from semel.errors import ConfigError, how_to_install
 from semel.sinks.marker import ANY_QUERY, Marker, Owner
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ async def _with_database(
         return await work(_sql_registry(postgres, mysql))
     except ImportError as error:
         extra = "postgres" if mysql is None else "mysql"
-        raise ConfigError(f"{error.name} is not installed: pip install 'semel[{extra}]'") from error
+        raise ConfigError(f"{error.name} is not installed: {how_to_install(extra)}") from error
 
 
 def _sql_registry(postgres: str | None, mysql: str | None) -> Registry:

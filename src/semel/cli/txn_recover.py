@@ -8,7 +8,7 @@ import click
 from semel.cli.options import bootstrap_option, run_with_cluster
 from semel.cli.tables import output_option, print_json, print_table
 from semel.client.cluster import Cluster
-from semel.errors import ConfigError
+from semel.errors import ConfigError, how_to_install
 
 if TYPE_CHECKING:
     from semel.sinks.atomic.recovery import RecoveredSlot
@@ -52,5 +52,5 @@ async def _recover(
         from semel.sinks.atomic.recovery import recover as recover_names
         from semel.sinks.atomic.settings import AtomicSettings
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'semel[postgres]'") from error
+        raise ConfigError(f"{error.name} is not installed: {how_to_install('postgres')}") from error
     return await recover_names(cluster, postgres, names, force=force, settings=AtomicSettings(table=table))

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, how_to_install
 from semel.spark.java import HOW_TO_GET_JAVA, MAX_TRIED_JAVA, Java, find_java
 
 State: TypeAlias = Literal["ok", "warning", "missing", "optional"]
@@ -25,7 +25,7 @@ MIN_PYARROW: Final = (21, 0)
 MIN_NUMPY: Final = (2, 0)
 # PySpark asks for it where data goes to Python as Arrow.
 MIN_PANDAS: Final = (2, 2)
-INSTALL: Final = "pip install 'semel[spark]'"
+INSTALL: Final = how_to_install("spark")
 SPARK_HOME: Final = "SPARK_HOME"
 WORKER_PYTHON: Final = "PYSPARK_PYTHON"
 

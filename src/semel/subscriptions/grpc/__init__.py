@@ -1,8 +1,8 @@
-"""ACID subscriptions over gRPC, for every language; see docs/grpc.md. Needs the extra `semel[grpc]`."""
+"""ACID subscriptions over gRPC, for every language; see docs/grpc.md. Needs the extra `grpc`."""
 
 from importlib import import_module
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, how_to_install
 
 
 def require_extra() -> None:
@@ -12,5 +12,5 @@ def require_extra() -> None:
             import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f"the gRPC service needs packages that are not installed ({error}): pip install 'semel[grpc]'"
+            f"the gRPC service needs packages that are not installed ({error}): {how_to_install('grpc')}"
         ) from error
