@@ -14,7 +14,7 @@ import click
 from semel.cli.root import FAILED
 from semel.errors import ConfigError
 from semel.server.metrics_endpoint import MetricsEndpoint
-from semel.spark.progress import Progress, render_metrics
+from semel.spark.progress import NO_EPOCH, Progress, render_metrics
 from semel.spark.session import DEFAULT_MASTER
 from semel.spark.supervisor import DEFAULT_MAX_CRASHES, Supervisor
 
@@ -109,7 +109,8 @@ class ProgressDisplay:
     def _is_news(self, progress: Progress) -> bool:
         """Whether an epoch was committed since the last line, and that was a while ago."""
         now = time.monotonic()
-        if progress.committed_epoch == self._told_epochs.get(progress.pipeline) or now < self._quiet_until:
+        told = self._told_epochs.get(progress.pipeline, NO_EPOCH)
+        if progress.committed_epoch == told or now < self._quiet_until:
             return False
         self._told_epochs[progress.pipeline] = progress.committed_epoch
         self._quiet_until = now + LINE_INTERVAL_S

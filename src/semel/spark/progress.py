@@ -6,12 +6,15 @@ Batches and rows count when the last sink has them, and once, however many sinks
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.spark.source_offsets import of_source
 
 if TYPE_CHECKING:
     from semel.spark.query import PipelineQuery
+
+# Some sink has none yet.
+NO_EPOCH: Final = -1
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,7 +52,7 @@ def progress_of(query: "PipelineQuery") -> Progress:
     return Progress(
         pipeline=query.name,
         batch=int(last.get("batchId", -1)),
-        committed_epoch=min(-1 if epoch is None else epoch for epoch in committed),
+        committed_epoch=min(NO_EPOCH if epoch is None else epoch for epoch in committed),
         rows=query.rows,
         rows_per_s=float(last.get("processedRowsPerSecond") or 0.0),
         lag=lag_of(last),

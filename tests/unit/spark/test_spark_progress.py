@@ -124,7 +124,8 @@ def test_elsewhere_a_line_tells_of_commits_now_and_then(
 ) -> None:
     first = replace(PROGRESS, lag=150)
     same, next_one = first, replace(first, committed_epoch=7)
-    displayed(first, same, next_one, is_terminal=False)
+    none_yet = replace(first, batch=-1, committed_epoch=-1)
+    displayed(none_yet, first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err == f"totals: {FIGURES}, 25 % read\n"
     monkeypatch.setattr(run, "LINE_INTERVAL_S", 0.0)
     displayed(first, same, next_one, is_terminal=False)
