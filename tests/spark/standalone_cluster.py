@@ -75,6 +75,8 @@ class StandaloneCluster:
             "SPARK_HOME": str(SPARK_HOME),
             "SPARK_LOCAL_DIRS": str(self._directory / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
+            # Its pages would be there for other machines.
+            "SPARK_LOCAL_IP": MASTER_HOST,
         }
         # Any port for the page that nobody looks at.
         arguments = ("--webui-port", "0", *arguments)

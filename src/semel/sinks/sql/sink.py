@@ -632,5 +632,6 @@ class SqlSink(TransactionalSink):
             )
         by = holder.owner if holder is not None else "an unknown process"
         return FencedOut(
-            f"sink {self.sink_id!r} was taken by {by}, owner number {row.owner}; stop this instance"
+            f"sink {self.sink_id!r} was taken by {by}, owner number {row.owner}: stop this process; if it "
+            "opened the sink again, it would fence its successor"
         )
