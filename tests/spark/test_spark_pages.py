@@ -1,4 +1,4 @@
-"""The examples of the pages on pipelines and on the reader, as they stand there."""
+"""The examples of the README and of the pages on pipelines and on the reader, as they stand there."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import Row, committed_records, create_topic, produce
 
 import semel.spark
+from semel.sinks import PostgresSink
 from semel.spark.running import load
 from semel.testing.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
+ROOT: Final = Path(__file__).parents[2]
 LARGE: Final = [b"%d" % i * 200 for i in range(5)]
 SMALL: Final = [b"%d" % i for i in range(5)]
 
 
 def examples(page: str, broker: BrokerProcess, directory: Path) -> list[str]:
     """With the places of this test in those of the page."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     return [
         each.replace("localhost:9092", broker.bootstrap).replace('"ck/', f'"{directory}/') for each in blocks
     ]
@@ -40,13 +41,32 @@ def values(broker: BrokerProcess, topic: str) -> Counter[bytes | None]:
     return Counter(record.value for _, record in committed_records(broker.bootstrap, topic))
 
 
+def test_the_pipeline_of_the_readme_counts_into_a_table(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    feed(broker)
+    (table,) = re.findall(r"`(CREATE TABLE .*?)`", (ROOT / "README.md").read_text())
+    postgres.query(table)
+    pipeline = examples("README.md", broker, tmp_path)[0].replace(".start()", ".start('availableNow')")
+    pipeline = pipeline.replace("semel.spark.exactly_once(", "query = semel.spark.exactly_once(")
+    names: dict[str, Any] = {
+        "semel": semel,
+        "spark": spark,
+        "dsn": postgres.dsn,
+        "PostgresSink": PostgresSink,
+    }
+    exec(compile(pipeline, "README.md", "exec"), names)
+    assert names["query"].awaitTermination()
+    assert postgres.query("SELECT key, count FROM totals") == [(b"k", len(LARGE + SMALL))]
+
+
 def test_the_first_pipeline_moves_large_orders(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     feed(broker)
     create_topic(broker.bootstrap, "large-orders", 3)
     file = tmp_path / "large_orders.py"
-    file.write_text(examples("spark.md", broker, tmp_path)[0])
+    file.write_text(examples("docs/spark.md", broker, tmp_path)[0])
     (pipeline,) = load(str(file), spark)
     assert pipeline.start("availableNow").awaitTermination()
     assert values(broker, "large-orders") == Counter(LARGE)
@@ -62,7 +82,7 @@ def test_several_sinks_have_every_row(
     create_topic(broker.bootstrap, "valid", 3)
     postgres.query("CREATE TABLE valid (id text)")
     names: dict[str, Any] = {"__name__": "docs"}
-    for block in examples("spark.md", broker, tmp_path)[:2]:
+    for block in examples("docs/spark.md", broker, tmp_path)[:2]:
         exec(compile(block, "spark.md", "exec"), names)
     rows = semel.spark.read(spark, broker.bootstrap, "orders").select(
         F.col("value").cast("string").alias("id"), "value"
@@ -78,6 +98,6 @@ def test_the_reader_reads_a_stream_and_what_is_there_now(
 ) -> None:
     feed(broker)
     names: dict[str, Any] = {"spark": spark}
-    exec(compile(examples("spark_reader.md", broker, tmp_path)[0], "spark_reader.md", "exec"), names)
+    exec(compile(examples("docs/spark_reader.md", broker, tmp_path)[0], "spark_reader.md", "exec"), names)
     assert names["orders"].isStreaming
     assert Counter(bytes(row.value) for row in names["so_far"].collect()) == Counter(LARGE + SMALL)
