@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import signal
 import subprocess
@@ -21,9 +22,14 @@ from transaction_cases import make_topic, read_committed
 
 from semel.client.cluster import Cluster
 from semel.client.metadata import parse_addresses
-from semel.client.shared_transaction import TransactionOptions
+from semel.client.shared_transaction import SharedTransaction, TransactionOptions
+from semel.client.transaction_admin import TransactionAdmin
+from semel.embedded import Broker
+from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import AbortFailed, CommitFailed, UnknownOutcome
 from semel.sinks.kafka import KafkaSink
+from semel.sinks.kafka.markers import transactional_id_of
+from semel.sinks.marker import Marker, Owner
 from semel.sinks.receipts import Receipt
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import State, WriterPlan
@@ -309,3 +315,40 @@ async def test_a_commit_that_never_arrived_is_undone_by_the_next_open(
     async with EndTxnProxy(parse_addresses(bootstrap)[0]) as proxy:
         assert await write_through(proxy, bootstrap, topic, sink_id, Loss.REQUEST, only_once=False) is None
     assert await read_committed(cluster, topic) == expected(2)
+
+
+# Interrupted
+
+
+class InterruptedSink(SharedSink):
+    """Ctrl-C while it opens, with its marker written and not committed."""
+
+    is_interrupted = True
+
+    async def _sign(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
+        if not self.is_interrupted:
+            await super()._sign(transaction, marker, owner)
+            return
+        self.is_interrupted = False
+        await transaction.begin()
+        await self._markers.put(transaction, marker, owner)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+
+def test_a_sink_that_is_interrupted_while_it_opens_leaves_nothing_behind(
+    semel_broker: Broker, semel_topic: str
+) -> None:
+    shared = InterruptedSink(semel_broker.bootstrap, semel_topic)
+    with pytest.raises(KeyboardInterrupt), BlockingSink(shared) as sink:
+        sink.open(semel_topic)
+    assert shared.state is State.CLOSED
+    with BlockingSink(shared) as sink:
+        state = asyncio.run(transaction_of(semel_broker.bootstrap, semel_topic))
+        assert state == "CompleteAbort"
+        assert sink.open(semel_topic) is None
+
+
+async def transaction_of(bootstrap: str, sink_id: str) -> str:
+    async with Cluster(bootstrap) as cluster:
+        return (await TransactionAdmin(cluster).describe(transactional_id_of(sink_id))).state

@@ -1,13 +1,22 @@
-"""An event loop in a thread of its own, for programs that have none."""
+"""An event loop in a thread of its own, for programs that have none.
+
+Whoever waits for a call is answered: one that is interrupted (Ctrl-C) when its work has cleaned up behind
+itself, and those whose calls are under way when the thread is closed with an error.
+"""
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
+
+from semel.errors import SemelError
 
 T = TypeVar("T")
 
-JOIN_TIMEOUT_S: Final = 30.0
+# For work that is cancelled to clean up behind itself. What takes longer is left.
+CLEAN_UP_TIMEOUT_S: Final = 30.0
+JOIN_TIMEOUT_S: Final = 40.0
 
 
 async def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
@@ -22,22 +31,87 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        # What is under way for whom; of the loop's thread alone.
+        self._calls: dict[Future[Any], asyncio.Task[Any]] = {}
+        # Nothing is begun after the loop was told to stop: nobody would end it.
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for the work; an interrupt of the caller cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Waits for the work. An interrupt of the caller cancels it, and is raised when it has ended."""
+        outcome: Future[T] = Future()
+        with self._closing:
+            if self._is_closed:
+                work.close()
+                raise self._gone()
+            self._loop.call_soon_threadsafe(self._begin, work, outcome)
         try:
-            return future.result()
+            return outcome.result()
         except BaseException:
-            future.cancel()
+            if not outcome.done():
+                self._cancel(outcome)
+                wait([outcome], CLEAN_UP_TIMEOUT_S)
             raise
 
+    def interrupt(self) -> None:
+        """Ends all calls that are under way in other threads: they raise SemelError."""
+        self.run(self._interrupt())
+
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
-        if self._loop.is_closed():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Ends the thread, and whatever is under way in it. Idempotent."""
+        with self._closing:
+            if not self._is_closed:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._is_closed = True
         self._thread.join(JOIN_TIMEOUT_S)
+
+    def _cancel(self, outcome: Future[Any]) -> None:
+        with self._closing:
+            if not self._is_closed:  # else it is seen to
+                self._loop.call_soon_threadsafe(self._cut, outcome)
+
+    # In the loop's thread
+
+    def _live(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_end(asyncio.all_tasks(self._loop)))
         self._loop.close()
+        for outcome in self._calls:
+            outcome.set_exception(self._gone())
+
+    def _begin(self, work: Coroutine[Any, Any, T], outcome: Future[T]) -> None:
+        task = self._loop.create_task(work)
+        self._calls[outcome] = task
+        task.add_done_callback(lambda ended: self._answer(outcome, ended))
+
+    def _answer(self, outcome: Future[T], task: asyncio.Task[T]) -> None:
+        del self._calls[outcome]
+        if task.cancelled():
+            outcome.set_exception(self._gone())
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
+
+    def _cut(self, outcome: Future[Any]) -> None:
+        if (task := self._calls.get(outcome)) is not None:
+            task.cancel()
+
+    async def _interrupt(self) -> None:
+        await _end(task for task in self._calls.values() if task is not asyncio.current_task())
+
+    def _gone(self) -> SemelError:
+        return SemelError(f"the {self._thread.name} was closed before this came to its end")
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels them, and waits until they have cleaned up; not for ever."""
+    cancelled = [task for task in tasks if task.cancel()]
+    if cancelled:
+        await asyncio.wait(cancelled, timeout=CLEAN_UP_TIMEOUT_S)

@@ -71,7 +71,11 @@ class BlockingSink:
         self._thread.run(self.sink.abort(epoch, reason))
 
     def close(self) -> None:
+        """As of the sink; a call that is under way in another thread raises an error first. Idempotent."""
+        if self._thread.is_closed:
+            return
         try:
+            self._thread.interrupt()
             self._thread.run(self.sink.close())
         finally:
             self._thread.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from memory_sink import MemorySink, MemoryTarget, failing
 
 from semel.client.loop_thread import LoopThread
+from semel.errors import SemelError
 from semel.sinks.blocking import BlockingSink, BlockingWriter
 from semel.sinks.errors import WriteFailed
 from semel.sinks.receipts import Place
@@ -40,6 +42,36 @@ def test_a_writer_that_fails_is_cancelled_by_its_context() -> None:
         with pytest.raises(WriteFailed), sink.writer() as writer:
             writer.write([{"row": 1}])
     assert target.calls.count("cancel") == 1
+
+
+class StuckSink(MemorySink):
+    """Whose target never answers a commit."""
+
+    def __init__(self, target: MemoryTarget) -> None:
+        super().__init__(target)
+        self.is_committing = threading.Event()
+
+    async def _commit(self, *given: object) -> None:
+        self.is_committing.set()
+        await asyncio.Event().wait()
+
+
+def test_a_commit_ends_when_the_sink_is_closed_from_elsewhere() -> None:
+    """As where the JVM of a pipeline dies."""
+    stuck = StuckSink(MemoryTarget())
+    sink = BlockingSink(stuck)
+    sink.open("sink")
+    sink.begin(0)
+    with sink.writer() as writer:
+        receipt = writer.finish()
+    with ThreadPoolExecutor(1) as callback:
+        committing = callback.submit(sink.commit, 0, [receipt])
+        assert stuck.is_committing.wait(30)
+        sink.close()
+        with pytest.raises(SemelError, match="semel sink was closed before this came to its end"):
+            committing.result(30)
+    assert stuck.state is State.CLOSED
+    sink.close()
 
 
 def test_a_plan_makes_blocking_writers_elsewhere() -> None:
