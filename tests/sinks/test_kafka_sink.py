@@ -26,7 +26,7 @@ from semel.client.admin import (
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
 from semel.client.errors import check
-from semel.client.group_offsets import CommittedOffset, GroupMetadata, fetch_offsets
+from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets, fetch_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.errors import ConfigError
@@ -45,7 +45,7 @@ from semel.sinks.marker import NO_MARKER, Owner
 from semel.sinks.receipts import NO_ORIGIN, Origin, Receipt
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import Rows, State, WriterPlan
-from semel.sinks.source_group import SourceOffsets
+from semel.sinks.source_group import SourceOffsets, source_group_of
 from semel.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -681,8 +681,25 @@ async def test_source_offsets_of_the_same_cluster_are_committed_with_the_epoch(
         await sink.open(sink_id)
         await sink.begin(0)
         await sink.commit(0, [], offsets)
-    found = await fetch_offsets(cluster, sink_id, [TopicPartition(source, 0), TopicPartition(source, 1)])
+    found = await fetch_offsets(
+        cluster, source_group_of(sink_id), [TopicPartition(source, 0), TopicPartition(source, 1)]
+    )
     assert {where.partition: committed.offset for where, committed in found.items()} == {0: 5, 1: 7}
+
+
+async def test_an_application_whose_group_is_called_as_the_sink_is_goes_on_where_it_was(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+) -> None:
+    await make_topic(cluster, topic)
+    where = TopicPartition(topic, 0)
+    await commit_offsets(cluster, GroupMetadata(sink_id), {where: CommittedOffset(5)})
+    offsets = SourceOffsets(bootstrap, {topic: {0: 900}})
+    async with KafkaSink(bootstrap, topic) as sink:
+        await sink.open(sink_id)
+        await sink.begin(0)
+        await sink.commit(0, [], offsets)
+    assert (await fetch_offsets(cluster, source_group_of(sink_id), [where]))[where].offset == 900
+    assert (await fetch_offsets(cluster, sink_id, [where]))[where].offset == 5
 
 
 async def test_source_offsets_of_another_cluster_are_committed_afterwards(
@@ -697,7 +714,7 @@ async def test_source_offsets_of_another_cluster_are_committed_afterwards(
             await sink.begin(0)
             await sink.commit(0, [], SourceOffsets(source.bootstrap, {"source": {0: 5}}))
         where = TopicPartition("source", 0)
-        assert (await fetch_offsets(elsewhere, sink_id, [where]))[where].offset == 5
+        assert (await fetch_offsets(elsewhere, source_group_of(sink_id), [where]))[where].offset == 5
 
 
 # Opening

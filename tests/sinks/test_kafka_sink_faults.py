@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from pathlib import Path
 
 import pytest
-from broker_process import StartBroker
+from broker_process import BrokerProcess, StartBroker
 from end_txn_proxy import EndTxnProxy, Loss, ProxiedSink
 from kafka_driver import PARTITIONS, TASKS, expected, origin_of, rows_of, run_epoch
 from kafka_process import KafkaProcess
@@ -24,7 +24,6 @@ from semel.client.cluster import Cluster
 from semel.client.metadata import parse_addresses
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.transaction_admin import TransactionAdmin
-from semel.embedded import Broker
 from semel.sinks.blocking import BlockingSink
 from semel.sinks.errors import AbortFailed, CommitFailed, UnknownOutcome
 from semel.sinks.kafka import KafkaSink
@@ -337,7 +336,7 @@ class InterruptedSink(SharedSink):
 
 
 def test_a_sink_that_is_interrupted_while_it_opens_leaves_nothing_behind(
-    semel_broker: Broker, semel_topic: str
+    semel_broker: BrokerProcess, semel_topic: str
 ) -> None:
     shared = InterruptedSink(semel_broker.bootstrap, semel_topic)
     with pytest.raises(KeyboardInterrupt), BlockingSink(shared) as sink:

@@ -36,7 +36,7 @@ from semel.sinks.kafka import KafkaPlan, KafkaSink
 from semel.sinks.marker import Marker
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.receipts import Place, Receipt
-from semel.sinks.source_group import SourceOffsets
+from semel.sinks.source_group import SourceOffsets, source_group_of
 from semel.testing.postgres_server import PostgresServer
 from semel.wire.partitioner import partition_for_key
 
@@ -137,7 +137,7 @@ def test_the_source_offsets_are_committed_for_tools_that_show_lag(
     finally:
         pipeline.spark.conf.unset(OFFSET_LOG_VERSION)
     assert (pipeline.checkpoint / "offsets" / "0").read_text().startswith(f"v{offset_log}\n")
-    offsets = asyncio.run(_group_offsets(pipeline, pipeline.name, pipeline.source, 3))
+    offsets = asyncio.run(_group_offsets(pipeline, source_group_of(pipeline.name), pipeline.source, 3))
     assert sum(offsets.values()) == ROWS
 
 

@@ -21,6 +21,7 @@ from target_cases import STATES, TARGETS, PostgresPipeline, TargetPipeline, adop
 from semel.sinks.errors import FencedOut, MarkerMismatch
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import State, TransactionalSink
+from semel.sinks.source_group import source_group_of
 
 # Two batches.
 FEW: Final = 60
@@ -46,7 +47,7 @@ def end_where_it_was_committed(pipeline: TargetPipeline, batch: int) -> None:
     *header, planned = path.read_text().splitlines()
     offsets = json.loads(planned)
     assert planned == json.dumps(offsets), "only the numbers are to change"
-    offsets[pipeline.source] |= group_offsets(pipeline.name, pipeline.bootstrap)
+    offsets[pipeline.source] |= group_offsets(source_group_of(pipeline.name), pipeline.bootstrap)
     path.write_text("\n".join([*header, json.dumps(offsets)]))
     path.with_name(f".{batch}.crc").unlink()
 

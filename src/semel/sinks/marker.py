@@ -19,15 +19,13 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Self
 
-from semel.errors import ConfigError
 from semel.sinks.errors import MarkerMismatch
 from semel.sinks.receipts import Origin
+from semel.sinks.source_group import source_group_of
 
 ADOPT_HINT: Final = "`semel sink adopt` sets the marker once it is known which rows are there"
 # Given by `adopt` in place of a query id: the next epoch's query takes the marker over.
 ANY_QUERY: Final = "*"
-# A Kafka sink keeps its marker as an offset of the group of its name with this at the end.
-MARKER_GROUP_SUFFIX: Final = ".epoch"
 # What stands for the run of an owner that is no sink, but a person at a command line.
 BY_HAND: Final = "by hand"
 
@@ -72,16 +70,6 @@ def decode_marker(text: str) -> tuple[Marker, Owner]:
     return Marker(**fields), owner
 
 
-def check_group(sink_id: str) -> None:
-    """Refuses names whose group, where offsets of the source go, holds the marker of another sink."""
-    if sink_id.endswith(MARKER_GROUP_SUFFIX):
-        other = sink_id.removesuffix(MARKER_GROUP_SUFFIX)
-        raise ConfigError(
-            f"a sink cannot be called {sink_id!r}: the group of that name holds the marker of sink "
-            f"{other!r}. Give it a name that does not end with {MARKER_GROUP_SUFFIX!r}"
-        )
-
-
 class Verdict(Enum):
     NEXT = "next"
     COMMITTED = "committed"
@@ -96,10 +84,11 @@ def judge(sink_id: str, marker: Marker, epoch: int, origin: Origin) -> Verdict:
         # An adopted marker knows no offsets: it is a person's word that the epoch is there.
         if marker.query_id == ANY_QUERY or marker.offsets_digest == origin.offsets_digest:
             return Verdict.COMMITTED
+        group = source_group_of(sink_id)
         raise MarkerMismatch(
             f"sink {sink_id!r} committed epoch {epoch} from other source offsets than it is given now: the "
             f"checkpoint was rolled back or copied and has read on differently. Restore the newer one, or "
-            f"let this epoch end where it was committed: group {sink_id!r} at the source has the offsets. "
+            f"let this epoch end where it was committed: group {group!r} at the source has the offsets. "
             f"`semel sink adopt` does not help: it would leave rows out, or double them"
         )
     raise MarkerMismatch(f"sink {sink_id!r} cannot take epoch {epoch}: {_why(marker, epoch, same_query)}")

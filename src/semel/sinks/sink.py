@@ -44,7 +44,7 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
-from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, check_group, judge
+from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, judge
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import NO_ORIGIN, Origin, Place, Receipt, check_receipts
 from semel.sinks.service import WILDCARD_HOSTS
@@ -189,7 +189,6 @@ class TransactionalSink(ABC):
             raise ConfigError(f"sink {self.sink_id!r} is open already")
         if not sink_id or len(sink_id) > MAX_SINK_ID_CHARACTERS:
             raise ConfigError(f"a sink's id is a name of 1 to {MAX_SINK_ID_CHARACTERS} characters")
-        check_group(sink_id)
         self.sink_id, self.run = sink_id, secrets.token_hex(8)
         self._plan, self._epoch = None, None
         await self._source.close()

@@ -1,5 +1,7 @@
 """The group of a sink at its source: for tools that show lag. Nothing depends on its offsets.
 
+It has a name that no application gives to a group of its own (docs/decisions/0013).
+
 Where source and sink are one cluster, they join the sink's transaction. If they are not taken there (the sink
 may not read the topic, or it is gone) that costs the epoch one attempt: from then on they are committed as to
 another cluster.
@@ -24,6 +26,9 @@ from semel.errors import SemelError
 
 log = logging.getLogger(__name__)
 
+# At the end of the sink's name.
+SUFFIX: Final = ".source"
+
 Work: TypeAlias = Callable[[Cluster], Awaitable[None]]
 
 # How long a commit waits for the source, how long it may take in the background, and how long a source that
@@ -31,6 +36,11 @@ Work: TypeAlias = Callable[[Cluster], Awaitable[None]]
 PATIENCE_S: Final = 1.0
 LIMIT_S: Final = 30.0
 REST_S: Final = 60.0
+
+
+def source_group_of(sink_id: str) -> str:
+    """The group that a sink's source offsets go to."""
+    return f"{sink_id}{SUFFIX}"
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,8 +77,8 @@ class SourceGroup:
     `home` is None where the sink is no topic: then no offsets join its transaction.
     """
 
-    def __init__(self, group_id: str, home: Home | None = None) -> None:
-        self._group = GroupMetadata(group_id)
+    def __init__(self, sink_id: str, home: Home | None = None) -> None:
+        self.group = GroupMetadata(source_group_of(sink_id))
         self._home = home
         self._bootstrap = ""
         self._connection: ConnectionOptions | None = None
@@ -94,7 +104,7 @@ class SourceGroup:
         log.warning(
             "the offsets of group %r are not taken in the transaction of its sink, and %s from now on. Only "
             "tools that show lag look at them: %s",
-            self._group.group_id,
+            self.group.group_id,
             "are left out" if self._connection is None else "are committed after it",
             str(error) or "no answer",
         )
@@ -145,7 +155,7 @@ class SourceGroup:
         while self._newest:
             offsets = self._newest
             async with asyncio.timeout(LIMIT_S):
-                await commit_offsets(cluster, self._group, offsets)
+                await commit_offsets(cluster, self.group, offsets)
             if self._newest is offsets:
                 self._newest = {}
 
@@ -169,7 +179,7 @@ class SourceGroup:
             log.warning(
                 "the offsets of group %r are not committed at the source, %s, and it is asked again in %g s. "
                 "Only tools that show lag look at them: %s",
-                self._group.group_id,
+                self.group.group_id,
                 self._bootstrap,
                 REST_S,
                 str(error) or f"no answer within {LIMIT_S:g} s",

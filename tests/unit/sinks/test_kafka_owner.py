@@ -22,7 +22,6 @@ from memory_sink import MemorySink, failing
 from semel.client.cluster import UNKNOWN_TOPIC_PATIENCE_MS
 from semel.client.connection import ConnectionOptions
 from semel.client.security import PLAIN, Sasl
-from semel.errors import ConfigError
 from semel.sinks import source_group
 from semel.sinks.errors import AbortFailed, BeginFailed, CommitFailed, FencedOut, InitFailed, SinkError
 from semel.sinks.kafka import KafkaSink
@@ -124,12 +123,6 @@ def test_an_open_that_is_cancelled_leaves_nothing_behind_and_may_be_repeated(bro
     assert sockets_beside(broker) == before
     asyncio.run(open_and_close(sink))
     assert sockets_beside(broker) == before
-
-
-def test_a_sink_whose_group_would_hold_the_marker_of_another_is_refused(broker: FakeBroker) -> None:
-    with pytest.raises(ConfigError, match=r"holds the marker of sink 'orders'.*does not end with '.epoch'"):
-        asyncio.run(KafkaSink(broker.bootstrap, "out").open("orders.epoch"))
-    assert broker.requests == []
 
 
 def test_a_topic_that_was_just_made_is_waited_for(broker: FakeBroker) -> None:

@@ -17,10 +17,11 @@ from semel.client.shared_transaction import SharedTransaction
 from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import BrokerError, SemelError
 from semel.sinks.errors import FencedOut, InitFailed
-from semel.sinks.marker import MARKER_GROUP_SUFFIX, Marker, Owner, decode_marker
+from semel.sinks.marker import Marker, Owner, decode_marker
 from semel.wire.errors import ErrorCode
 
 TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
+MARKER_GROUP_SUFFIX: Final = ".epoch"
 MARKER_PARTITION: Final = 0
 # How long a fenced owner looks for the name of its successor, who signs within milliseconds.
 SUCCESSOR_TIMEOUT_S: Final = 1.0

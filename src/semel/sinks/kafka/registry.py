@@ -14,6 +14,7 @@ from semel.client.shared_transaction import SharedTransaction
 from semel.errors import ConfigError
 from semel.sinks.errors import InitFailed
 from semel.sinks.kafka.markers import (
+    MARKER_GROUP_SUFFIX,
     MARKER_PARTITION,
     MarkerStore,
     has_open_transaction,
@@ -22,7 +23,7 @@ from semel.sinks.kafka.markers import (
     parse_marker,
     transactional_id_of,
 )
-from semel.sinks.marker import ANY_QUERY, BY_HAND, MARKER_GROUP_SUFFIX, Marker, Owner
+from semel.sinks.marker import ANY_QUERY, BY_HAND, Marker, Owner
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,8 +3,8 @@
 The owner takes a transactional id that derives from the sink's id, begins a transaction an epoch, hands its
 identity to the writers, and ends it once for all of them (`semel.client.shared_transaction`). The marker is
 the offset `epoch + 1` of the group `<sink_id>.epoch` on partition 0 of the output topic; its note says the
-rest. Offsets of the source become those of the group `<sink_id>`, in the same transaction if source and sink
-are one cluster.
+rest. Offsets of the source become those of the group `<sink_id>.source`, in the same transaction if source
+and sink are one cluster.
 
 - Before EndTxn(commit) a failure is retried until `commit_timeout`, and then the epoch is not committed.
 - After it was sent it is only sent again; past `commit_timeout` the outcome is unknown, and the next `open`
@@ -22,7 +22,6 @@ from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.coordinator import VERSION_2
 from semel.client.errors import UnknownOutcomeError
-from semel.client.group_offsets import GroupMetadata
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.shared_transaction import State as TransactionState
@@ -247,7 +246,7 @@ class KafkaSink(TransactionalSink):
         await self._markers.put(transaction, marker, self._owner)
         if source_offsets is not None:
             try:
-                await transaction.commit_offsets(GroupMetadata(self.sink_id), source_offsets.as_committed())
+                await transaction.commit_offsets(self._source.group, source_offsets.as_committed())
             except AbortableError as error:
                 self._source.part(error)
                 raise
