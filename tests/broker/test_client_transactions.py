@@ -443,6 +443,26 @@ async def test_a_partition_that_joins_late_reaches_no_other_transaction(cluster:
             await owner.commit()
 
 
+async def test_a_transaction_that_nothing_could_join_is_aborted(
+    cluster: Cluster, options: TransactionOptions, topic: str
+) -> None:
+    await make_topic(cluster, topic)
+    async with SharedTransaction(cluster, topic, options) as owner:
+        await owner.begin()
+        first = owner.handle().identity
+        if owner.version == 1:
+            with pytest.raises(AbortableError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                await owner.add_partitions([TopicPartition(topic, 9)])
+        await owner.abort()
+        await owner.begin()
+        assert owner.identity > first
+        await owner.add_partitions([TopicPartition(topic, 0)])
+        await owner.commit_offsets(
+            GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(1)}
+        )
+        await owner.commit()
+
+
 # Crashes and two-phase commit
 
 

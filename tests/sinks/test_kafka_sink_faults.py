@@ -258,8 +258,9 @@ async def test_a_broker_that_stays_away_before_the_commit_means_not_committed(
         assert await read_committed(cluster, topic) == expected(1)
 
 
+@pytest.mark.parametrize("has_rows", [True, False])
 async def test_an_epoch_that_is_aborted_while_a_partition_joins_is_run_again(
-    bootstrap: str, cluster: Cluster, topic: str, sink_id: str
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, has_rows: bool
 ) -> None:
     await make_topic(cluster, topic, PARTITIONS)
     async with SharedSink(bootstrap, topic, version=1) as sink:
@@ -268,7 +269,8 @@ async def test_an_epoch_that_is_aborted_while_a_partition_joins_is_run_again(
         transaction._coordinator = coordinator = SlowToJoin(cluster, transaction.transactional_id)
         plan = await sink.begin(0, origin_of(0))
         assert plan is not None
-        await write_task(plan, 0, 0)
+        if has_rows:
+            await write_task(plan, 0, 0)
         coordinator.stop()
         late = asyncio.create_task(plan.writer(1).write([{"value": b"late", "partition": 1}] * 10))
         await coordinator.is_asked.wait()

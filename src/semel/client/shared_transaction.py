@@ -432,7 +432,15 @@ class SharedTransaction:
         self._ended(successor)
 
     async def _send_abort(self) -> ProducerIdentity:
-        return await self._coordinator.end(self._identity, commit=False, version=self._version)
+        try:
+            return await self._coordinator.end(self._identity, commit=False, version=self._version)
+        except FatalError as error:
+            # Nothing is in it: what was to join was refused, or never arrived. Brokers look at the identity
+            # first, and on version 1 no other transaction has had it. Of this one, an abort that is repeated
+            # is accepted; and it is not committed, for where a commit was sent abort never is.
+            if self._version < VERSION_2 and error.code == ErrorCode.INVALID_TXN_STATE:
+                return self._identity
+            raise
 
     def _has_end(self) -> bool:
         """Whether the broker may have anything to end: writers join by themselves on version 2 only."""

@@ -531,6 +531,46 @@ async def test_tasks_that_share_a_request_hear_what_came_of_it_though_the_first_
         assert len(broker.seen(ApiKey.ADD_PARTITIONS_TO_TXN)) == 2
 
 
+async def test_what_nothing_has_joined_is_aborted_though_version_1_finds_nothing_to_abort() -> None:
+    async with (
+        FakeBroker({"t": 1}) as broker,
+        Cluster(broker.bootstrap) as cluster,
+        SharedTransaction(cluster, "id", VERSION_1) as owner,
+    ):
+        await owner.begin()
+        first = owner.identity
+        broker.misbehave(
+            ApiKey.ADD_PARTITIONS_TO_TXN, refuse_partitions(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        )
+        with pytest.raises(AbortableError):
+            await owner.add_partitions([FIRST])
+        broker.misbehave(ApiKey.END_TXN, refuse_end(ErrorCode.INVALID_TXN_STATE))
+        await owner.abort()
+        await owner.begin()
+        assert owner.identity == (first.producer_id, first.producer_epoch + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (VERSION_1, ErrorCode.PRODUCER_FENCED),
+        (VERSION_1, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        (TransactionOptions(), ErrorCode.INVALID_TXN_STATE),
+    ],
+)
+async def test_no_other_refusal_of_an_abort_is_taken_for_one_with_nothing_to_abort(
+    options: TransactionOptions, code: int
+) -> None:
+    """On version 2 an abort with nothing in it is accepted; if the state is refused, something is wrong."""
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        producer = await begun(cluster, options)
+        broker.misbehave(ApiKey.END_TXN, refuse_end(code))
+        with pytest.raises((FatalError, FencedError)):
+            await producer.abort()
+        assert producer.state is State.FAILED
+        await producer.close()
+
+
 # Two-phase commit
 
 
