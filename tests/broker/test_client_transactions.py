@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from broker_process import BrokerProcess, StartBroker
 from kafka_process import KafkaProcess
-from transaction_cases import make_topic, read_committed, read_values, settle
+from transaction_cases import SlowToJoin, make_topic, read_committed, read_values, settle
 
 from semel.client.admin import READ_COMMITTED, READ_UNCOMMITTED, Admin
 from semel.client.cluster import Cluster
@@ -36,6 +36,7 @@ WRITER = Path(__file__).with_name("shared_writer.py")
 WRITERS = 4
 BATCHES = 20
 TWO_PHASE = TransactionOptions(two_phase=True)
+VERSION_1 = TransactionOptions(max_version=1)
 SMALL_BATCHES = ProducerOptions(linger_ms=0, batch_bytes=200)
 
 
@@ -420,6 +421,46 @@ async def test_an_owner_that_was_replaced_ends_nothing(
     for writer in writers:
         writer.kill()
     assert await read_committed(cluster, topic) == all_values()
+
+
+async def test_a_partition_that_joins_late_reaches_no_other_transaction(cluster: Cluster, topic: str) -> None:
+    await make_topic(cluster, topic, 2)
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    async with SharedTransaction(cluster, topic, VERSION_1) as owner:
+        owner._coordinator = coordinator = SlowToJoin(cluster, topic)
+        for end in (owner.abort, owner.commit):
+            await owner.begin()
+            await owner.add_partitions([first])
+            coordinator.stop()
+            late = asyncio.create_task(owner.add_partitions([second]))
+            await coordinator.is_asked.wait()
+            await end()
+            await owner.begin()
+            coordinator.go_on()
+            with pytest.raises(TransactionStateError):
+                await late
+            await owner.add_partitions([second])
+            await owner.commit()
+
+
+async def test_a_transaction_that_nothing_could_join_is_aborted(
+    cluster: Cluster, options: TransactionOptions, topic: str
+) -> None:
+    await make_topic(cluster, topic)
+    async with SharedTransaction(cluster, topic, options) as owner:
+        await owner.begin()
+        first = owner.handle().identity
+        if owner.version == 1:
+            with pytest.raises(AbortableError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+                await owner.add_partitions([TopicPartition(topic, 9)])
+        await owner.abort()
+        await owner.begin()
+        assert owner.identity > first
+        await owner.add_partitions([TopicPartition(topic, 0)])
+        await owner.commit_offsets(
+            GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(1)}
+        )
+        await owner.commit()
 
 
 # Crashes and two-phase commit

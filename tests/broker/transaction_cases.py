@@ -7,11 +7,35 @@ import asyncio
 from semel.client.admin import LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
+from semel.client.coordinator import TransactionCoordinator
 from semel.client.metadata import TopicPartition
+from semel.wire.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
 
 POLL_MS = 1_000
 PAUSE_S = 0.02
 SETTLE_TIMEOUT_S = 30
+
+
+class SlowToJoin(TransactionCoordinator):
+    """From `stop` to `go_on` partitions are about to join, as in the pause before a request is sent again."""
+
+    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
+        super().__init__(cluster, transactional_id)
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self.is_asked = asyncio.Event()
+
+    def stop(self) -> None:
+        self._goes_on.clear()
+        self.is_asked.clear()
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+    async def _add_partitions(self, request: AddPartitionsToTxnRequest) -> None:
+        self.is_asked.set()
+        await self._goes_on.wait()
+        await super()._add_partitions(request)
 
 
 async def make_topic(cluster: Cluster, name: str, partitions: int = 1) -> str:

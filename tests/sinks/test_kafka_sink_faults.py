@@ -18,14 +18,14 @@ from kafka_driver import PARTITIONS, TASKS, expected, origin_of, rows_of, run_ep
 from kafka_process import KafkaProcess
 from kafka_task import TASK_STEPS
 from stopped import wait_until_stopped
-from transaction_cases import make_topic, read_committed
+from transaction_cases import SlowToJoin, make_topic, read_committed
 
 from semel.client.cluster import Cluster
 from semel.client.metadata import parse_addresses
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.transaction_admin import TransactionAdmin
 from semel.sinks.blocking import BlockingSink
-from semel.sinks.errors import AbortFailed, CommitFailed, UnknownOutcome
+from semel.sinks.errors import AbortFailed, CommitFailed, UnknownOutcome, WriteFailed
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.kafka.markers import transactional_id_of
 from semel.sinks.marker import Marker, Owner
@@ -261,6 +261,32 @@ async def test_a_broker_that_stays_away_before_the_commit_means_not_committed(
         await run_epoch(sink, 0)
     async with Cluster(broker.bootstrap) as cluster:
         assert await read_committed(cluster, topic) == expected(1)
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+async def test_an_epoch_that_is_aborted_while_a_partition_joins_is_run_again(
+    bootstrap: str, cluster: Cluster, topic: str, sink_id: str, has_rows: bool
+) -> None:
+    await make_topic(cluster, topic, PARTITIONS)
+    async with SharedSink(bootstrap, topic, version=1) as sink:
+        await sink.open(sink_id)
+        transaction = sink._require_transaction()
+        transaction._coordinator = coordinator = SlowToJoin(cluster, transaction.transactional_id)
+        plan = await sink.begin(0, origin_of(0))
+        assert plan is not None
+        if has_rows:
+            await write_task(plan, 0, 0)
+        coordinator.stop()
+        late = asyncio.create_task(plan.writer(1).write([{"value": b"late", "partition": 1}] * 10))
+        await coordinator.is_asked.wait()
+        await sink.abort(0)
+        plan = await sink.begin(0, origin_of(0))
+        assert plan is not None
+        coordinator.go_on()
+        with pytest.raises(WriteFailed):
+            await late
+        await sink.commit(0, [await write_task(plan, 0, task) for task in range(TASKS)])
+    assert await read_committed(cluster, topic) == expected(1)
 
 
 # The outcome

@@ -9,6 +9,8 @@ small `TransactionHandle`; whoever has the handle writes batches, each writer to
   can therefore never reach the next transaction, and sequences begin at 0 in each.
 - The next identity is asked for only on the heels of an accepted end. A process that slept meanwhile could
   otherwise abort what its successor has open: brokers of version 1 do not check the epoch then.
+- Before the end is sent, partitions that still join are given up (`semel.client.joins`): after it they would
+  open a transaction anew, or be fenced by our own next epoch.
 - Before the commit is sent, any failure but fencing spoils the transaction: abort it and begin another. After
   the commit was sent, abort is never sent. The same commit is sent again, until `end_timeout_ms`; then
   `UnknownOutcomeError` is raised, and `commit` may be called again to go on asking.
@@ -24,7 +26,7 @@ transaction has no timeout: only `complete` ends it, in this process or, after `
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -40,6 +42,7 @@ from semel.client.errors import (
     spoiling,
 )
 from semel.client.group_offsets import CommittedOffset, GroupMetadata
+from semel.client.joins import Joins
 from semel.client.metadata import TopicPartition
 from semel.client.producer import NO_IDENTITY, ProducerIdentity, TransactionScope
 from semel.errors import (
@@ -89,6 +92,8 @@ ALLOWED_FROM: Final = {
     State.CLOSED: set(State),
 }
 
+# No partition joins a transaction that is ended, or about to be, or decided elsewhere.
+NOTHING_JOINS: Final = {State.READY, State.PREPARED, State.COMMITTING, State.ABORTING, State.CLOSED}
 
 NEXT_STEPS: Final = {
     State.NEW: "; open it first",
@@ -141,7 +146,7 @@ class TransactionHandle:
 class SharedTransaction:
     """The owner of one transactional id and of its transactions, one after the other.
 
-    `async with` opens and closes it. Not for use by several tasks at once, but for `join`.
+    `async with` opens and closes it. Not for use by several tasks at once, but for partitions that join.
     """
 
     def __init__(
@@ -158,9 +163,7 @@ class SharedTransaction:
         self._state = State.NEW
         self._failure: SemelError | None = None
         self._next_identity: asyncio.Task[ProducerIdentity] | None = None
-        self._joining = asyncio.Lock()
-        self._wanted: set[TopicPartition] = set()
-        self._joined: set[TopicPartition] = set()
+        self._joins = Joins(self._add_partitions)
         self._groups: set[str] = set()
         self._may_hold = False  # something may have joined, so there is something to end
         self._is_handed_out = False
@@ -246,7 +249,7 @@ class SharedTransaction:
         """Begins a transaction. Nothing is sent, except where the next identity is still on its way."""
         self._require(State.READY)
         await self.next_epoch()
-        self._joined, self._groups, self._wanted = set(), set(), set()
+        self._joins, self._groups = Joins(self._add_partitions), set()
         self._may_hold = self._is_handed_out = self._answer_was_lost = False
         self._enter(State.OPEN)
 
@@ -290,32 +293,22 @@ class SharedTransaction:
         The clock of the transaction's timeout runs from here; on version 2 from the first batch.
         """
         self._require(State.OPEN)
-        self._wanted.update(partitions)
-        await self._join_wanted()
+        if self._version < VERSION_2:
+            await self._joins.join(partitions)
 
     async def join(self, where: TopicPartition) -> None:
         """One partition joins; several tasks may ask at once, and then share requests."""
-        self._may_hold = True
-        if self._version >= VERSION_2 or where in self._joined:
-            return
-        self._wanted.add(where)
-        await self._join_wanted(where)
+        if self._version < VERSION_2:
+            await self._joins.join((where,))
+        else:
+            self._may_hold = True  # its first batch says it to the broker
 
-    async def _join_wanted(self, where: TopicPartition | None = None) -> None:
-        if self._version >= VERSION_2:
-            return
-        async with self._joining:
-            if where is not None and where not in self._joined:
-                self._wanted.add(where)  # the request that had it failed
-            wanted, self._wanted = self._wanted - self._joined, set()
-            if not wanted:
-                return
-            self._may_hold = True
-            try:
-                await self._coordinator.add_partitions(self._identity, wanted)
-            except SemelError as error:
-                raise self.spoil(error) from error
-            self._joined |= wanted
+    async def _add_partitions(self, partitions: Set[TopicPartition]) -> None:
+        self._may_hold = True
+        try:
+            await self._coordinator.add_partitions(self._identity, partitions)
+        except SemelError as error:
+            raise self.spoil(error) from error
 
     async def commit_offsets(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, CommittedOffset]
@@ -439,7 +432,15 @@ class SharedTransaction:
         self._ended(successor)
 
     async def _send_abort(self) -> ProducerIdentity:
-        return await self._coordinator.end(self._identity, commit=False, version=self._version)
+        try:
+            return await self._coordinator.end(self._identity, commit=False, version=self._version)
+        except FatalError as error:
+            # Nothing is in it: what was to join was refused, or never arrived. Brokers look at the identity
+            # first, and on version 1 no other transaction has had it. Of this one, an abort that is repeated
+            # is accepted; and it is not committed, for where a commit was sent abort never is.
+            if self._version < VERSION_2 and error.code == ErrorCode.INVALID_TXN_STATE:
+                return self._identity
+            raise
 
     def _has_end(self) -> bool:
         """Whether the broker may have anything to end: writers join by themselves on version 2 only."""
@@ -490,6 +491,8 @@ class SharedTransaction:
     def _enter(self, state: State) -> None:
         assert self._state in ALLOWED_FROM[state], f"{self._state} to {state}"
         self._state = state
+        if state in NOTHING_JOINS:
+            self._joins.end()
 
     def _fail(self, error: SemelError) -> None:
         if self._failure is None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import pickle
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 from fake_broker import FakeBroker, hang_up, lose_answer, stay_silent
@@ -52,6 +53,17 @@ VERSION_1 = TransactionOptions(max_version=1)
 def refuse_end(code: int) -> Any:
     def answer(broker: FakeBroker, request: Any) -> EndTxnResponse:
         return EndTxnResponse(error_code=code)
+
+    return answer
+
+
+def refuse_partitions(code: int) -> Any:
+    def answer(broker: FakeBroker, request: Any) -> AddPartitionsToTxnResponse:
+        response = broker.add_partitions_to_txn(request)
+        for topic in response.results_by_topic_v3_and_below:
+            for result in topic.results_by_partition:
+                result.partition_error_code = code
+        return response
 
     return answer
 
@@ -433,22 +445,130 @@ async def test_version_1_gives_an_unused_handle_an_epoch_of_its_own() -> None:
 
 
 async def test_a_partition_that_cannot_join_spoils_the_transaction() -> None:
-    def refuse(broker: FakeBroker, request: Any) -> AddPartitionsToTxnResponse:
-        response = broker.add_partitions_to_txn(request)
-        for topic in response.results_by_topic_v3_and_below:
-            for result in topic.results_by_partition:
-                result.partition_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        return response
-
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         async with TransactionalProducer(cluster, "id", VERSION_1) as producer:
-            broker.misbehave(ApiKey.ADD_PARTITIONS_TO_TXN, refuse)
+            broker.misbehave(
+                ApiKey.ADD_PARTITIONS_TO_TXN, refuse_partitions(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+            )
             with pytest.raises(AbortableError, match="ask for an ACL on that topic"):
                 async with producer.transaction():
                     await producer.send("t", b"v")
             async with producer.transaction():
                 await producer.send("t", b"allowed")
         assert broker.topics["t"][0].values() == [b"allowed"]
+
+
+def load(broker: FakeBroker, request: Any) -> AddPartitionsToTxnResponse:
+    """The coordinator is being loaded; but whose epoch is over is fenced."""
+    _, epoch = broker.identities["id"]
+    is_over = request.v3_and_below_producer_epoch != epoch
+    code = ErrorCode.INVALID_PRODUCER_EPOCH if is_over else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return cast("AddPartitionsToTxnResponse", refuse_partitions(code)(broker, request))
+
+
+@pytest.mark.parametrize("end", [SharedTransaction.commit, SharedTransaction.abort])
+async def test_a_partition_that_still_joins_when_its_transaction_ends_leaves_the_next_alone(end: Any) -> None:
+    async with (
+        FakeBroker({"t": 3}) as broker,
+        Cluster(broker.bootstrap) as cluster,
+        SharedTransaction(cluster, "id", VERSION_1) as owner,
+    ):
+        await owner.begin()
+        await owner.add_partitions([FIRST])
+        broker.misbehave(ApiKey.ADD_PARTITIONS_TO_TXN, *[load] * 1_000)
+        asking = asyncio.create_task(owner.add_partitions([TopicPartition("t", 1)]))
+        await broker.heard(ApiKey.ADD_PARTITIONS_TO_TXN, 2)
+        in_line = asyncio.create_task(owner.add_partitions([TopicPartition("t", 2)]))
+        await asyncio.sleep(0)  # it asks, and waits
+        sent = len(broker.seen(ApiKey.ADD_PARTITIONS_TO_TXN))
+        await end(owner)
+        await owner.begin()
+        for late in (asking, in_line):
+            with pytest.raises(TransactionStateError, match="is over: no partition joins it any more"):
+                await late
+        assert owner.state is State.OPEN
+        assert len(broker.seen(ApiKey.ADD_PARTITIONS_TO_TXN)) == sent
+        await owner.commit()
+
+
+def later(goes_on: asyncio.Event, code: int) -> Any:
+    async def answer(broker: FakeBroker, request: Any) -> AddPartitionsToTxnResponse:
+        await goes_on.wait()
+        return cast("AddPartitionsToTxnResponse", refuse_partitions(code)(broker, request))
+
+    return answer
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_tasks_that_share_a_request_hear_what_came_of_it_though_the_first_to_ask_leaves(
+    leaves: bool, code: int
+) -> None:
+    alone, shared = asyncio.Event(), asyncio.Event()
+    async with FakeBroker({"t": 3}) as broker, Cluster(broker.bootstrap) as cluster:
+        async with SharedTransaction(cluster, "id", VERSION_1) as owner:
+            await owner.begin()
+            broker.misbehave(ApiKey.ADD_PARTITIONS_TO_TXN, later(alone, ErrorCode.NONE), later(shared, code))
+            before = asyncio.create_task(owner.add_partitions([FIRST]))
+            await broker.heard(ApiKey.ADD_PARTITIONS_TO_TXN)
+            first, second = [
+                asyncio.create_task(owner.add_partitions([TopicPartition("t", index)])) for index in (1, 2)
+            ]
+            await asyncio.sleep(0)  # they ask, and wait
+            alone.set()
+            await before
+            await broker.heard(ApiKey.ADD_PARTITIONS_TO_TXN, 2)
+            if leaves:
+                first.cancel()
+                await asyncio.wait([first])
+            shared.set()
+            for waiting in [second] if leaves else [first, second]:
+                with pytest.raises(AbortableError, match="ACL on that topic") if code else nullcontext():
+                    await waiting
+            assert owner.state is (State.SPOILED if code else State.OPEN)
+        (topic,) = broker.seen(ApiKey.ADD_PARTITIONS_TO_TXN)[-1].v3_and_below_topics
+        assert sorted(topic.partitions) == [1, 2]
+        assert len(broker.seen(ApiKey.ADD_PARTITIONS_TO_TXN)) == 2
+
+
+async def test_what_nothing_has_joined_is_aborted_though_version_1_finds_nothing_to_abort() -> None:
+    async with (
+        FakeBroker({"t": 1}) as broker,
+        Cluster(broker.bootstrap) as cluster,
+        SharedTransaction(cluster, "id", VERSION_1) as owner,
+    ):
+        await owner.begin()
+        first = owner.identity
+        broker.misbehave(
+            ApiKey.ADD_PARTITIONS_TO_TXN, refuse_partitions(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        )
+        with pytest.raises(AbortableError):
+            await owner.add_partitions([FIRST])
+        broker.misbehave(ApiKey.END_TXN, refuse_end(ErrorCode.INVALID_TXN_STATE))
+        await owner.abort()
+        await owner.begin()
+        assert owner.identity == (first.producer_id, first.producer_epoch + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (VERSION_1, ErrorCode.PRODUCER_FENCED),
+        (VERSION_1, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+        (TransactionOptions(), ErrorCode.INVALID_TXN_STATE),
+    ],
+)
+async def test_no_other_refusal_of_an_abort_is_taken_for_one_with_nothing_to_abort(
+    options: TransactionOptions, code: int
+) -> None:
+    """On version 2 an abort with nothing in it is accepted; if the state is refused, something is wrong."""
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        producer = await begun(cluster, options)
+        broker.misbehave(ApiKey.END_TXN, refuse_end(code))
+        with pytest.raises((FatalError, FencedError)):
+            await producer.abort()
+        assert producer.state is State.FAILED
+        await producer.close()
 
 
 # Two-phase commit
