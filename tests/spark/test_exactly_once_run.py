@@ -203,7 +203,8 @@ def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(su
     assert err.count("started again") == 2
     assert {path.name for path in supervised.directory.glob("died-*")} == {"died-before-1", "died-after-2"}
     assert re.fullmatch(
-        r"supervised: batch (\d), epoch \1 committed, \d+ rows, [\d,]+ rows/s, lag 0 \| 2 restarts\n", out
+        r"supervised: batch (\d), epoch \1 committed, \d+ rows, [\d,]+ rows/s read, lag 0 \| 2 restarts\n",
+        out,
     )
 
     supervised.check()
@@ -383,11 +384,41 @@ def test_a_row_that_the_target_cannot_take_is_not_tried_again(supervised: Superv
     assert b"v" * 2000 not in supervised.committed()
 
 
-def test_a_file_without_a_pipeline_is_not_started_again(tmp_path: Path) -> None:
-    file = tmp_path / "empty.py"
-    file.write_text("nothing = None\n")
-    run = start_run(file)
+FAULTY: Final = """
+import semel.spark
+from semel.sinks import KafkaSink
+
+def pipeline(spark):
+    rows = semel.spark.read(spark, {bootstrap!r}, {source!r})
+    sink = KafkaSink({bootstrap!r}, "out")
+    return semel.spark.exactly_once(rows, sink, name="faulty", checkpoint={checkpoint!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "told"),
+    [
+        (
+            "ordres",
+            (),
+            r"there is no topic 'ordres' to read from at \S+: check the name with `semel topic list`",
+        ),
+        ("in", ("--trigger", "1 fortnight"), r"Spark does not take the trigger .*1 fortnight"),
+        ("in", ("--master", "foo"), r"Spark knows no master 'foo'"),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_and_not_started_again(
+    broker: BrokerProcess, tmp_path: Path, source: str, arguments: tuple[str, ...], told: str
+) -> None:
+    for topic in ("in", "out"):
+        create_topic(broker.bootstrap, topic, 1)
+    file = tmp_path / "faulty.py"
+    checkpoint = tmp_path / "checkpoint"
+    file.write_text(FAULTY.format(bootstrap=broker.bootstrap, source=source, checkpoint=str(checkpoint)))
+    run = start_run(file, *arguments)
     _, err = run.communicate(timeout=RUN_TIMEOUT_S)
-    assert run.returncode == 2
-    assert "no function pipeline(spark)" in err
-    assert "started again" not in err
+    assert run.returncode == 2, err
+    last = err.splitlines()[-1]
+    assert re.match(f"ConfigError: {told}", last), err
+    assert "Traceback" not in err
+    assert not checkpoint.exists()

@@ -1,13 +1,14 @@
 """`semel run`: keep a pipeline on Spark alive, and show how far it is."""
 
 import asyncio
+import logging
 import shutil
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import click
 
@@ -68,13 +69,27 @@ def command(
     supervisor = Supervisor(arguments, max_crashes)
     display = ProgressDisplay(supervisor, is_shown=not quiet, is_terminal=sys.stderr.isatty())
     if metrics is not None:
-        serve_metrics(metrics, supervisor)
+        url = serve_metrics(metrics, supervisor)
+        if not quiet:
+            click.echo(f"metrics at {url}", err=True)
+    if not quiet and sys.stderr.isatty():
+        logging.getLogger("semel").addHandler(OverTheBar())
     signal.signal(signal.SIGTERM, lambda number, frame: supervisor.stop())
     signal.signal(signal.SIGINT, lambda number, frame: supervisor.stop())
+    if not quiet:
+        click.echo(f"starting Spark for {file.name}", err=True)
     code = supervisor.run(display.show)
     display.finish()
     # Of a pipeline that a signal has ended, the code is negative.
     sys.exit(code if code >= 0 else FAILED)
+
+
+class OverTheBar(logging.StreamHandler[TextIO]):
+    """Takes the bar's line for what is to be told."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream.write(CLEAR_LINE)
+        super().emit(record)
 
 
 class ProgressDisplay:
@@ -128,7 +143,7 @@ class ProgressDisplay:
 
     def _restarts(self) -> str:
         restarts = self._supervisor.restarts
-        return f" | {restarts} restarts" if restarts else ""
+        return f" | {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
 
 
 class Fill:
@@ -163,15 +178,18 @@ def progress_text(progress: Progress) -> str:
 
 
 def progress_figures(progress: Progress) -> str:
+    batch = "no batch yet" if progress.batch < 0 else f"batch {progress.batch}"
+    epoch = "no epoch" if progress.committed_epoch == NO_EPOCH else f"epoch {progress.committed_epoch}"
+    skipped = f", {progress.skips} skipped" if progress.skips else ""
     lag = "" if progress.lag is None else f", lag {progress.lag:,}"
     return (
-        f"batch {progress.batch}, epoch {progress.committed_epoch} committed, {progress.rows:,} rows, "
-        f"{progress.rows_per_s:,.0f} rows/s{lag}"
+        f"{batch}{skipped}, {epoch} committed, {progress.rows:,} rows, {progress.rows_per_s:,.0f} rows/s "
+        f"read{lag}"
     )
 
 
-def serve_metrics(address: str, supervisor: Supervisor) -> None:
-    """In a thread of its own, for as long as the process lives."""
+def serve_metrics(address: str, supervisor: Supervisor) -> str:
+    """In a thread of its own, for as long as the process lives. Returns where they are."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"--metrics {address!r}: it must be HOST:PORT")
@@ -181,3 +199,4 @@ def serve_metrics(address: str, supervisor: Supervisor) -> None:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="semel metrics", daemon=True).start()
     asyncio.run_coroutine_threadsafe(endpoint.start(), loop).result()
+    return f"http://{host}:{endpoint.port}/metrics"

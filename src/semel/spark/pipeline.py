@@ -20,7 +20,7 @@ from semel.spark.columns import prepare_columns
 from semel.spark.epochs import EpochRunner, close_all
 from semel.spark.query import PipelineQuery
 from semel.spark.session import LOOPBACK, require_classic
-from semel.spark.source_cluster import cluster_of
+from semel.spark.source_cluster import cluster_of, require_topics
 from semel.spark.transfer import runs_python
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class ExactlyOnce:
         spark = self._df.sparkSession
         # All that may fail without a sink comes before the sinks: who would close them?
         self._refuse_as_spark_will()
+        require_topics(self._df)
         checkpoint = Checkpoint(spark, self._checkpoint)
         source, has_python = cluster_of(self._df), runs_python(self._df)
         sinks = self._open_sinks(driver_host(spark))
@@ -173,4 +174,8 @@ def _with_trigger(writer: "DataStreamWriter", trigger: Trigger | None) -> "DataS
         if kind not in TRIGGERS:
             raise ConfigError(f"there is no trigger {kind!r}: use {', '.join(TRIGGERS)}")
     keywords: dict[str, Any] = dict(trigger)
-    return writer.trigger(**keywords)
+    try:
+        return writer.trigger(**keywords)
+    except Exception as error:  # of Spark, or of what it is reached through
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"Spark does not take the trigger {trigger}: {why}") from error

@@ -97,7 +97,7 @@ METRICS = (
     ("semel_pipeline_skips_total", "counter", "Batches that every sink had already.", "skips"),
     ("semel_pipeline_aborts_total", "counter", "Epochs aborted at any sink, to be run again.", "aborts"),
     ("semel_pipeline_committed_epoch", "gauge", "The last epoch that every sink has.", "committed_epoch"),
-    ("semel_pipeline_rows_per_second", "gauge", "Speed of the last batch.", "rows_per_s"),
+    ("semel_pipeline_rows_per_second", "gauge", "Rows a second that the last batch has read.", "rows_per_s"),
     ("semel_pipeline_lag", "gauge", "Offsets up to the last stable offset not yet committed.", "lag"),
     ("semel_pipeline_active", "gauge", "Whether the query runs.", "is_active"),
 )

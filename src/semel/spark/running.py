@@ -10,9 +10,10 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from semel.errors import ConfigError, SemelError
 from semel.sinks.errors import CommitFailed, FencedOut, InitFailed, MarkerMismatch, WriteFailed
@@ -20,6 +21,9 @@ from semel.spark.pipeline import ExactlyOnce
 from semel.spark.progress import progress_of
 from semel.spark.query import PipelineQuery
 from semel.spark.session import DEFAULT_MASTER, local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,11 @@ FAILED_EXIT: Final = 1
 # To start again would not help.
 FINAL_EXIT: Final = 2
 PROGRESS_INTERVAL_S: Final = 0.5
+# What is wrong with a file, and will be the next time.
+MISTAKES: Final = (ImportError, NameError, AttributeError, TypeError)
+# They tell at length of the errors that end a pipeline, and it is told here why one ended.
+ALSO_TOLD_BY: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+ALSO_TOLD_BY_PY4J: Final = "py4j"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,16 +50,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--progress-fd", type=int)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger(ALSO_TOLD_BY_PY4J).setLevel(logging.CRITICAL)
     try:
         settings = dict(each.split("=", 1) for each in options.setting)
         trigger = "availableNow" if options.until_caught_up else options.trigger
         out = None if options.progress_fd is None else os.fdopen(options.progress_fd, "w", buffering=1)
         return run(options.file, options.master, settings, trigger, out)
     except SemelError as error:
-        if not is_final(error):
-            raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - this is its output
-        return FINAL_EXIT
+        return FINAL_EXIT if is_final(error) else FAILED_EXIT
+    except BrokenPipeError:
+        log.warning("`semel run` is gone, and with it the pipeline; what it had open, the next start aborts")
+        return FAILED_EXIT
 
 
 def is_final(error: SemelError) -> bool:
@@ -62,7 +73,10 @@ def is_final(error: SemelError) -> bool:
 
 def run(file: str, master: str, settings: dict[str, str], trigger: str | None, out: TextIO | None) -> int:
     """Until the input is read, or a signal asks to stop; raises what ended a pipeline."""
+    check_syntax(file)  # before Spark, which takes a while to start
     spark = local_session(Path(file).name, master=master, settings=settings)
+    jvm: Any = spark.sparkContext._jvm
+    jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(ALSO_TOLD_BY, "OFF")
     return run_all(load(file, spark), trigger, out, StopRequest())
 
 
@@ -110,19 +124,33 @@ class StopRequest:
         self.is_asked = True
 
 
-def load(file: str, spark: object) -> list[ExactlyOnce]:
+def check_syntax(file: str) -> None:
+    """Whether the file can be read, and is Python."""
+    try:
+        compile(Path(file).read_bytes(), file, "exec")
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"the pipeline cannot be read: {type(error).__name__}: {error}") from None
+
+
+def load(file: str, spark: "SparkSession | None") -> list[ExactlyOnce]:
     """What the file's `pipeline(spark)` returns."""
     try:
         names = runpy.run_path(file, run_name="semel.pipeline")
-    except OSError as error:
-        raise ConfigError(f"the pipeline cannot be read: {error}") from None
-    if not callable(names.get(ENTRY)):
-        raise ConfigError(f"{file} has no function {ENTRY}(spark), which returns what exactly_once made")
-    built = names[ENTRY](spark)
-    pipelines = [built] if isinstance(built, ExactlyOnce) else list(built or ())
+        if not callable(names.get(ENTRY)):
+            raise ConfigError(f"{file} has no function {ENTRY}(spark), which returns what exactly_once made")
+        built = names[ENTRY](spark)
+    except MISTAKES as error:
+        raise ConfigError(f"{_place(error, file)}: {type(error).__name__}: {error}") from error
+    pipelines = list(built) if isinstance(built, Iterable) else [built]
     if not pipelines or not all(isinstance(each, ExactlyOnce) for each in pipelines):
         raise ConfigError(f"{ENTRY}(spark) in {file} must return what exactly_once made, or a list of such")
     return pipelines
+
+
+def _place(error: BaseException, file: str) -> str:
+    """Where in the file: that is the user's own, whatever has been called from there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{file}, line {lines[-1]}" if lines else file
 
 
 def _tell(out: TextIO | None, running: list[PipelineQuery]) -> None:

@@ -4,12 +4,13 @@ A pipeline that runs on a cluster brings its own session; nothing else of `semel
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, how_to_install
 from semel.spark.java import find_java, home_for_spark
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER: Final = "local[*]"
 LOOPBACK: Final = "127.0.0.1"
+MASTERS: Final = re.compile(r"local([\[-].*\])?|spark://.+|yarn|k8s://.+")
 
 # Wherever a pipeline runs: what it makes of a timestamp does not depend on where its driver is.
 SETTINGS: Final[dict[str, str]] = {
@@ -34,9 +36,24 @@ LOCAL_SETTINGS: Final[dict[str, str]] = {
 }
 
 
+DRIVER_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+SPARKS_LOG_SETTINGS: Final = "log4j2.properties"
+
+
 def settings_for(master: str) -> dict[str, str]:
     """What is set unless the user does: little on a cluster, which has settings of its own."""
-    return {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
+    settings = {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
+    if not _has_log_settings():
+        settings[DRIVER_JAVA_OPTIONS] = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    return settings
+
+
+def _has_log_settings() -> bool:
+    """Whether the user has told Spark what to say, in the place where Spark looks."""
+    home = os.environ.get("SPARK_HOME")
+    places = [os.environ.get("SPARK_CONF_DIR"), None if home is None else f"{home}/conf"]
+    return any((Path(place) / SPARKS_LOG_SETTINGS).exists() for place in places if place)
 
 
 def prepare_environment() -> None:
@@ -70,6 +87,10 @@ def local_session(
     log_level: str = "WARN",
 ) -> "SparkSession":
     """A session with its driver here, and the reader of topics registered. Settings given here win."""
+    if not MASTERS.fullmatch(master):
+        raise ConfigError(
+            f"Spark knows no master {master!r}: it must be local[*], spark://HOST:PORT, yarn or k8s://URL"
+        )
     prepare_environment()
     if master.startswith("local"):
         # Executors of `local-cluster` are processes of their own, and would listen to other machines.
@@ -77,7 +98,7 @@ def local_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ConfigError(f"PySpark is missing ({error}): pip install 'semel[spark]'") from None
+        raise ConfigError(f"PySpark is missing ({error}): {how_to_install('spark')}") from None
     from semel.spark.reader import register
 
     builder = SparkSession.builder.appName(app_name).master(master)

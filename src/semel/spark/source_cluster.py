@@ -1,19 +1,27 @@
-"""The cluster that a query reads from: its offsets are committed there, for tools that show lag."""
+"""The cluster that a query reads from: its topics must be there; tools that show lag find offsets there."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
-from semel.errors import ConfigError
-from semel.spark.source_options import BOOTSTRAP
+from semel.client.loop_thread import LoopThread
+from semel.errors import BrokerError, ConfigError, SemelError
+from semel.spark.source_options import BOOTSTRAP, FORMAT, SourceOptions
 from semel.spark.source_security import read_security
+from semel.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 log = logging.getLogger(__name__)
+
+# A topic that was just made is not known to every broker at once.
+NEW_TOPIC_PATIENCE_S: Final = 3.0
+NEW_TOPIC_POLL_S: Final = 0.1
 
 
 class SourceCluster(NamedTuple):
@@ -25,7 +33,41 @@ class SourceCluster(NamedTuple):
 
 def cluster_of(df: "DataFrame") -> SourceCluster | None:
     """The one cluster that all sources of a streaming frame are in; None where there is no one."""
-    return one_cluster(_source_options(df))
+    return one_cluster([source.options for source in _sources(df)])
+
+
+def require_topics(df: "DataFrame") -> None:
+    """Refuses to read topics that are not there. Whatever else may be wrong with them, the reader says."""
+    thread = LoopThread("look for topics")
+    try:
+        for source in _sources(df):
+            if source.name == FORMAT:
+                thread.run(_require_topics(SourceOptions.of(source.options)))
+    finally:
+        thread.close()
+
+
+async def _require_topics(options: SourceOptions) -> None:
+    give_up_at = asyncio.get_running_loop().time() + NEW_TOPIC_PATIENCE_S
+    async with Cluster(options.bootstrap, options.connection) as cluster:
+        for topic in options.topics:
+            while not await _may_be_read(cluster, topic):
+                if asyncio.get_running_loop().time() >= give_up_at:
+                    raise ConfigError(
+                        f"there is no topic {topic!r} to read from at {options.bootstrap}: check the name "
+                        "with `semel topic list`, or create it"
+                    )
+                await asyncio.sleep(NEW_TOPIC_POLL_S)
+
+
+async def _may_be_read(cluster: Cluster, topic: str) -> bool:
+    try:
+        await cluster.topic(topic)
+    except BrokerError as error:
+        return error.code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    except (SemelError, OSError):
+        pass
+    return True
 
 
 def one_cluster(options: Sequence[Mapping[str, str]]) -> SourceCluster | None:
@@ -47,13 +89,21 @@ def one_cluster(options: Sequence[Mapping[str, str]]) -> SourceCluster | None:
     return SourceCluster(bootstrap, ConnectionOptions(tls=tls, sasl=sasl))
 
 
-def _source_options(df: "DataFrame") -> list[Mapping[str, str]]:
-    """Of those sources that tell them."""
+class Source(NamedTuple):
+    """The name of its format, and its options."""
+
+    name: str
+    options: Mapping[str, str]
+
+
+def _sources(df: "DataFrame") -> list[Source]:
+    """Those that tell."""
     leaves: Any = df._jdf.queryExecution().analyzed().collectLeaves().iterator()
-    found: list[Mapping[str, str]] = []
+    found: list[Source] = []
     while leaves.hasNext():
         leaf = leaves.next()
         if leaf.getClass().getSimpleName() == "StreamingRelationV2":
             options = leaf.extraOptions().asCaseSensitiveMap()
-            found.append({str(name).lower(): str(value) for name, value in options.items()})
+            lowered = {str(name).lower(): str(value) for name, value in options.items()}
+            found.append(Source(str(leaf.sourceName()), lowered))
     return found

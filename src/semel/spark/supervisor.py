@@ -99,10 +99,10 @@ class Supervisor:
                 return code
             crashes = 1 if self._has_committed else crashes + 1
             if crashes >= self._max_crashes:
-                log.error("the pipeline ended with %d, crash %d in a row: giving up", code, crashes)
+                log.error("the pipeline %s, crash %d in a row: giving up", _ending(code), crashes)
                 return code
             pause_s = backoff_s(crashes, self._first_backoff_s)
-            log.warning("the pipeline ended with %d; it is started again in %g s", code, pause_s)
+            log.warning("the pipeline %s; it is started again in %g s", _ending(code), pause_s)
             self._pause(pause_s)
             if self._is_stopping:
                 return 0
@@ -151,6 +151,10 @@ class Supervisor:
             self._has_committed = self._has_committed or progress.commits > 0
             self.latest[progress.pipeline] = progress
             show(progress)
+
+
+def _ending(code: int) -> str:
+    return f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -104,7 +104,7 @@ def displayed(*told: Progress, is_terminal: bool, is_shown: bool = True) -> None
     display.finish()
 
 
-FIGURES = "batch 7, epoch 6 committed, 1,234,567 rows, 56 rows/s, lag 150"
+FIGURES = "batch 7, 1 skipped, epoch 6 committed, 1,234,567 rows, 56 rows/s read, lag 150"
 
 
 def test_a_terminal_has_a_bar_on_one_line_which_is_cleared_in_the_end(
@@ -130,6 +130,12 @@ def test_elsewhere_a_line_tells_of_commits_now_and_then(
     monkeypatch.setattr(run, "LINE_INTERVAL_S", 0.0)
     displayed(first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_what_there_is_none_of_is_told_so_and_what_was_skipped_is_told() -> None:
+    none_yet = replace(PROGRESS, batch=-1, committed_epoch=-1, rows=0, rows_per_s=0.0, lag=None, skips=0)
+    assert run.progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
+    assert run.progress_figures(PROGRESS).startswith("batch 7, 1 skipped, epoch 6 committed, ")
 
 
 def test_who_asks_for_quiet_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -269,7 +271,7 @@ class LockedRows:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """For a pipeline that raises what the test says; there is no session."""
-    monkeypatch.setattr(running, "local_session", lambda *given, **settings: None)
+    monkeypatch.setattr(running, "local_session", lambda *given, **settings: MagicMock())
     return tmp_path / "pipeline.py"
 
 
@@ -282,9 +284,51 @@ def test_a_final_end_is_told_in_a_line_and_by_the_exit_code(
     assert capsys.readouterr().err == f"{kind.__name__}: so\n"
 
 
-def test_any_other_end_is_a_crash(file: Path) -> None:
+def test_an_end_that_may_pass_is_told_in_a_line_and_is_a_crash(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file.write_text(
         "from semel.sinks.errors import ConnectionLost\ndef pipeline(spark): raise ConnectionLost('so')\n"
     )
-    with pytest.raises(ConnectionLost, match="so"):
+    assert running.main([str(file)]) == running.FAILED_EXIT
+    assert capsys.readouterr().err == "ConnectionLost: so\n"
+
+
+def test_an_error_of_the_users_code_is_a_crash_and_keeps_its_trace(file: Path) -> None:
+    file.write_text("def pipeline(spark): raise ValueError('so')\n")
+    with pytest.raises(ValueError, match="so"):
         running.main([str(file)])
+
+
+MISTAKES = {
+    "def pipeline(spark) return 3": r"cannot be read: SyntaxError: .*pipeline.py, line 1",
+    "nothing = None": r"pipeline.py has no function pipeline\(spark\)",
+    "import semel.nothing": r"pipeline.py, line 1: ModuleNotFoundError: No module named 'semel.nothing'",
+    "import semel\ndef pipeline(spark):\n  return semel.spark.raed()": r"line 3: AttributeError: .*'raed'",
+    "import semel\ndef pipeline(spark):\n  semel.spark.exactly_once(1, 2)": r"line 3: TypeError: .*'name'",
+    "def pipeline(spark): return 3": r"must return what exactly_once made",
+    "def pipeline(spark): return [3]": r"must return what exactly_once made",
+}
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.items())
+def test_a_mistake_in_the_file_is_told_with_its_line_and_is_final(
+    file: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(text)
+    assert running.main([str(file)]) == running.FINAL_EXIT
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert re.search(told, err), err
+
+
+def test_a_pipeline_that_has_lost_its_supervisor_ends(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tell_nobody(*given: object) -> NoReturn:
+        raise BrokenPipeError
+
+    file.write_text("")
+    monkeypatch.setattr(running, "run", tell_nobody)
+    assert running.main([str(file)]) == running.FAILED_EXIT
+    assert "`semel run` is gone" in caplog.text

@@ -1,6 +1,7 @@
 """What is checked and what is set before a pipeline runs, without a Spark."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +118,22 @@ def test_spark_connect_is_refused_with_the_reason_wherever_it_is_met(
         ask(Remote())
 
 
+@pytest.mark.parametrize("master", ["foo", "local[2", "spark:", "localhost:7077", "YARN"])
+def test_a_master_that_spark_does_not_know_is_refused_before_a_jvm_is_started(master: str) -> None:
+    with pytest.raises(ConfigError, match=r"it must be local\[\*\], spark://HOST:PORT, yarn or k8s://URL"):
+        semel.spark.local_session("p", master=master)
+
+
+def test_what_spark_says_is_left_to_who_has_settings_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (option,) = [value for value in settings_for("yarn").values() if "log4j2" in value]
+    assert Path(option.partition("file://")[2]).exists()
+    (tmp_path / "log4j2.properties").touch()
+    assert not [value for value in settings_for("yarn").values() if "log4j2" in value]
+
+
 @pytest.mark.parametrize("master", ["local", "local[*]", "local-cluster[2,1,1024]"])
 def test_on_one_machine_there_are_settings_for_a_small_one(master: str) -> None:
     settings = settings_for(master)
@@ -128,7 +145,8 @@ def test_on_one_machine_there_are_settings_for_a_small_one(master: str) -> None:
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
 def test_a_cluster_keeps_its_own_settings(master: str) -> None:
     settings = settings_for(master)
-    assert not {name for name in settings if name.startswith(("spark.sql.shuffle", "spark.driver"))}
+    kept = ("spark.sql.shuffle", "spark.driver.host", "spark.driver.bind")
+    assert not {name for name in settings if name.startswith(kept)}
     assert "spark.ui.enabled" not in settings
     assert settings["spark.sql.session.timeZone"] == "UTC"
 
