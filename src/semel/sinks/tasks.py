@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark import TaskContext
 
+from semel.client.settled_heap import settle
 from semel.sinks.blocking import BlockingWriter
 from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.receipts import Receipt
@@ -45,6 +46,7 @@ class WriteTask:
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row: the pickled receipt or error."""
+        settle()
         context = TaskContext.get()
         assert context is not None
         is_refused = self._is_once and context.attemptNumber() > 0

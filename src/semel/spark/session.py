@@ -33,6 +33,8 @@ LOCAL_SETTINGS: Final[dict[str, str]] = {
     # Names of the machine may not resolve, and nobody outside has business with executors that are all here.
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
+    # Over TCP a task waits 40 ms for its rows, if they are few (docs/decisions/0014).
+    "spark.python.unix.domain.socket.enabled": "true",
 }
 
 

@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 
 from semel.client.admin import LATEST
 from semel.client.cluster import Cluster
+from semel.client.settled_heap import settle
 from semel.errors import ConfigError
 from semel.spark.source_arrow import to_arrow
 from semel.spark.source_fetch import RangeFetch
@@ -202,6 +203,7 @@ def _admit(begin: Offsets, latest: Offsets, wanted: ReadLimit) -> Offsets:
 
 def _read(options: SourceOptions, partition: RangePartition) -> Iterator[pa.RecordBatch]:
     """The rows of one range, in the process of an executor's worker."""
+    settle()
     with asyncio.Runner() as runner:
         cluster = Cluster(options.bootstrap, options.connection)
         fetch = runner.run(_open(cluster, partition.wanted, options))

@@ -140,12 +140,13 @@ def test_on_one_machine_there_are_settings_for_a_small_one(master: str) -> None:
     assert settings["spark.sql.shuffle.partitions"] == "4"
     assert settings["spark.ui.enabled"] == "false"
     assert settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.python.unix.domain.socket.enabled"] == "true"
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
 def test_a_cluster_keeps_its_own_settings(master: str) -> None:
     settings = settings_for(master)
-    kept = ("spark.sql.shuffle", "spark.driver.host", "spark.driver.bind")
+    kept = ("spark.sql.shuffle", "spark.driver.host", "spark.driver.bind", "spark.python")
     assert not {name for name in settings if name.startswith(kept)}
     assert "spark.ui.enabled" not in settings
     assert settings["spark.sql.session.timeZone"] == "UTC"
