@@ -594,6 +594,20 @@ async def test_a_rollback_that_takes_long_is_left_to_the_server(table: Table) ->
         assert table.ids() == [2]
 
 
+async def test_so_is_one_of_an_epoch_that_took_too_long_to_commit(table: Table) -> None:
+    """Until it is done the sink's row is locked: that is waited for when the epoch begins again."""
+    async with table.opened(settings=SinkSettings(commit_timeout=3.0, abort_timeout=1.5)) as sink:
+        receipts = await write_all(sink, 0, rows(1))
+        with table.frozen():
+            with pytest.raises(CommitFailed, match="within 3 s"):
+                await sink.commit(0, receipts)
+            await sink.abort(0)
+            with pytest.raises(ConnectionLost, match="could not be begun"):
+                await sink.begin(0)
+        await run_epoch(sink, 0, rows(2))
+    assert table.ids() == [2]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_cancelled_commit_fails_the_sink_and_open_resolves_it(table: Table, strategy: str) -> None:
     async with table.proxied(strategy=strategy) as (proxy, sink):

@@ -58,6 +58,8 @@ MAX_TAKE_ATTEMPTS: Final = 4
 # A staged commit that lost a deadlock is tried again, so many times.
 MAX_CONFLICTS: Final = 5
 RECONNECT_BACKOFF_S: Final = 0.1
+# An abort cuts a load, rolls back, and asks whose the sink is: each has so much of `abort_timeout`.
+ABORT_STEPS: Final = 3
 # How often an epoch whose writers are elsewhere says something to the server.
 NUDGES_A_TIMEOUT: Final = 3
 MAX_RECEIPTS: Final = 10_000
@@ -507,17 +509,22 @@ class SqlSink(TransactionalSink):
     async def _roll_back(self, session: SqlSession) -> None:
         """Of many rows that takes long, and the server does it without us: nobody can commit them now."""
         try:
-            async with asyncio.timeout(self.settings.abort_timeout / 2):
+            async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
                 await session.rollback()
         except TimeoutError:
             await self._drop_session()
 
     async def _refuse_if_fenced(self) -> None:
-        """Raises FencedOut if that is why the connection is gone. A server that is away is asked once."""
+        """Raises FencedOut if that is why the connection is gone. A server that is away is asked once.
+
+        So is one that still rolls back what was on that connection, and keeps the sink's row locked until
+        then: the next epoch begins with the same question, and waits for longer.
+        """
         try:
-            await self._connected()
-        except SqlFailure as failure:
-            log.info("sink %s: %s", self.sink_id, failure)
+            async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
+                await self._connected()
+        except (SqlFailure, TimeoutError) as failure:
+            log.info("sink %s: whose it is will be asked again: %r", self.sink_id, failure)
             await self._drop_session()
 
     async def _close(self) -> None:
