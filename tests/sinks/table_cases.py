@@ -74,6 +74,7 @@ class Table(ABC):
     SHORTEST_PAUSE_S: ClassVar[float]
     TAKES_NULS: ClassVar[bool]  # in text
     LOSES_STAGES: ClassVar[bool]  # in a crash
+    LOCK_TABLE: ClassVar[str]
     WAITING: ClassVar[str]  # asks how many wait for somebody else's lock
     LOOK_EVERY_S: ClassVar[float]
 
@@ -172,6 +173,16 @@ class Table(ABC):
         finally:
             connection.close()
 
+    @contextmanager
+    def locked_table(self, name: str) -> Iterator[None]:
+        """Somebody else keeps everybody out of it."""
+        connection = self.connect()
+        try:
+            connection.cursor().execute(self.LOCK_TABLE.format(name))
+            yield
+        finally:
+            connection.close()
+
     async def until_somebody_waits(self) -> None:
         async with asyncio.timeout(WAITING_TIMEOUT_S):
             while self.query(self.WAITING) == [(0,)]:  # noqa: ASYNC110 - the server does not call
@@ -223,6 +234,7 @@ class PostgresTable(Table):
     SHORTEST_PAUSE_S = 0.2
     TAKES_NULS = False
     LOSES_STAGES = True
+    LOCK_TABLE = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
     WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     LOOK_EVERY_S = 0.01  # who waits looks for a deadlock once, after 0.2 s: it has to be there by then
 
@@ -292,6 +304,7 @@ class MariaDBTable(Table):
     SHORTEST_PAUSE_S = 1
     TAKES_NULS = True
     LOSES_STAGES = False
+    LOCK_TABLE = "LOCK TABLES {} WRITE"
     WAITING = "SELECT count(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
     LOOK_EVERY_S = 0.2  # that table is a picture that stays the same as long as someone looks more often
 

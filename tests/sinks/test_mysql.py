@@ -6,7 +6,8 @@ import pytest
 from mariadb_server import DATABASE, MariaDBServer
 from table_cases import MODES, STRATEGIES, MariaDBTable, rows, run_epoch, write_all
 
-from semel.sinks.errors import CommitFailed, InitFailed, WriteFailed
+from semel.sinks.errors import CommitFailed, ConnectionLost, InitFailed, WriteFailed
+from semel.sinks.mysql import session
 from semel.sinks.mysql.dialect import MAX_DELETED_ROWS
 
 
@@ -83,3 +84,31 @@ async def test_a_user_needs_few_rights(table: MariaDBTable, mode: str, strategy:
         async with table.opened(address=table.address("clerk"), strategy=strategy, **options) as sink:
             await run_epoch(sink, epoch, rows(epoch))
     assert table.ids() == ([] if mode == "delete" else [0, 1])
+
+
+async def test_an_owner_that_cannot_be_found_does_not_go_on(
+    table: MariaDBTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection was lost, and the label stays taken: by what the server rolls back for long, say."""
+    monkeypatch.setattr(session, "LABEL_LOCK_TIMEOUT_S", 1)
+    table.query("DROP USER IF EXISTS clerk@'127.0.0.1'")
+    table.query("CREATE USER clerk@'127.0.0.1'")
+    table.query(f"GRANT ALL ON {DATABASE}.* TO clerk@'127.0.0.1'")
+    async with table.opened(address=table.address("clerk")) as old:
+        stand_in = table.connect()  # which no clerk may end
+        try:
+            table.end_owner(old)
+            with stand_in.cursor() as cursor:
+                cursor.execute("SELECT GET_LOCK(%s, 10)", (old._label,))
+                assert cursor.fetchone() == (1,)
+            with pytest.raises(ConnectionLost, match="label"):
+                await write_all(old, 0, rows(1))
+            await old.abort(0)
+            with pytest.raises(ConnectionLost, match="label"):
+                await old.begin(0)
+        finally:
+            stand_in.close()
+        await write_all(old, 0, rows(1))
+        async with table.opened() as new:  # ends the other, which stays away with its rows in the table
+            await run_epoch(new, 0, rows(2))
+    assert table.ids() == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from semel.errors import ConfigError
 from semel.sinks.errors import ConnectionLost, InitFailed
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.postgres.session import _failure, connect
+from semel.sinks.settings import SinkSettings
 from semel.sinks.sql.failures import Cause
 from semel.testing.postgres_server import PostgresServer
 
@@ -92,6 +94,43 @@ async def test_a_server_that_is_told_to_forget_commits_later_on_does_not(postgre
         await session.close()
         postgres.query("ALTER SYSTEM RESET ALL")
         postgres.query("SELECT pg_reload_conf()")
+
+
+# Commits that wait for another server
+
+
+@contextmanager
+def absent_standby(server: PostgresServer) -> Iterator[None]:
+    """Nobody's commit returns, since the standby that is to have it is not there."""
+    set_standbys(server, "absent")
+    try:
+        yield
+    finally:
+        set_standbys(server, "")
+
+
+def set_standbys(server: PostgresServer, names: str) -> None:
+    server.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    server.query("SELECT pg_reload_conf()")
+    deadline = time.monotonic() + RELOAD_TIMEOUT_S
+    while server.query("SHOW synchronous_standby_names") != [(names,)]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+async def test_a_standby_that_open_waits_for_is_named(postgres: PostgresServer) -> None:
+    postgres.query("CREATE TABLE kept (id bigint)")
+    settings = SinkSettings(open_timeout=2.0)
+    async with PostgresSink(postgres.dsn, "kept", settings=settings) as sink:
+        with absent_standby(postgres):
+            for _ in range(2):  # what the first has left behind does not keep the second waiting
+                async with asyncio.timeout(RELOAD_TIMEOUT_S):
+                    with pytest.raises(InitFailed, match="synchronous standby") as caught:
+                        await sink.open("s")
+                assert not caught.value.is_permanent
+        assert await sink.open("s") is None
+        await run_epoch(sink, 0)
+    assert postgres.query("SELECT id FROM kept") == [(0,)]
 
 
 # Text

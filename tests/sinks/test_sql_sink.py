@@ -31,6 +31,8 @@ from semel.sinks.sql.registry import SqlRegistry
 from semel.sinks.sql.target import Strategy
 
 SHORT = SinkSettings(commit_timeout=2.0, abort_timeout=2.0)
+# What would hang is given up, and shown to hang, after so long.
+PATIENCE_S = 30.0
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -592,6 +594,92 @@ async def test_a_rollback_that_takes_long_is_left_to_the_server(table: Table) ->
             await sink.abort(0)
         await run_epoch(sink, 0, rows(2))
         assert table.ids() == [2]
+
+
+async def test_so_is_one_of_an_epoch_that_took_too_long_to_commit(table: Table) -> None:
+    """Until it is done the sink's row is locked: that is waited for when the epoch begins again."""
+    async with table.opened(settings=SinkSettings(commit_timeout=3.0, abort_timeout=1.5)) as sink:
+        receipts = await write_all(sink, 0, rows(1))
+        with table.frozen():
+            with pytest.raises(CommitFailed, match="within 3 s"):
+                await sink.commit(0, receipts)
+            await sink.abort(0)
+            with pytest.raises(ConnectionLost, match="could not be begun"):
+                await sink.begin(0)
+        await run_epoch(sink, 0, rows(2))
+    assert table.ids() == [2]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_server_that_freezes_while_rows_are_written_spoils_the_epoch_only(
+    table: Table, strategy: str
+) -> None:
+    settings = SinkSettings(abort_timeout=1.5, max_buffered=1, write_timeout=3.0)
+    async with table.opened(strategy=strategy, settings=settings) as sink:
+        plan = await sink.begin(0)
+        assert plan is not None
+        writer = plan.writer(0)
+        await writer.write(rows(1))
+        async with asyncio.timeout(PATIENCE_S):
+            with table.frozen():
+                with pytest.raises(ConnectionLost, match="silent for 3 s"):
+                    await writer.write(rows(2))
+                await writer.cancel()
+                await sink.abort(0)
+                with pytest.raises(ConnectionLost):
+                    await sink.begin(0)
+        await run_epoch(sink, 0, rows(3))
+    assert table.ids() == [3]
+
+
+async def test_a_server_that_freezes_before_the_first_rows_is_asked_again(table: Table) -> None:
+    """Nothing was on the connection: another one is as good."""
+    async with table.opened(settings=SinkSettings(write_timeout=3.0)) as sink, asyncio.timeout(PATIENCE_S):
+        first = sink._session
+        with table.frozen():
+            writing = asyncio.create_task(write_all(sink, 0, rows(1)))
+            await until(lambda: sink._session is not first)
+        await sink.commit(0, await writing)
+    assert table.ids() == [1]
+
+
+async def test_a_commit_may_take_longer_than_a_server_may_be_silent_about_rows(table: Table) -> None:
+    """What it moves is limited by `commit_timeout` alone."""
+    async with table.opened(strategy="staged", settings=SinkSettings(write_timeout=0.5)) as sink:
+        receipts = await write_all(sink, 0, rows(1))
+        with table.locked_row(1):
+            commit = asyncio.create_task(sink.commit(0, receipts))
+            await table.until_somebody_waits()
+            moving = sink._session
+            await asyncio.sleep(1.0)  # what it is about
+            assert sink._session is moving
+        await commit
+    assert table.ids() == [1]
+
+
+async def test_a_lock_that_open_waits_for_is_named(table: Table) -> None:
+    async with table.opened():
+        pass
+    with table.locked_table("semel_sinks"):
+        async with table.sink(settings=SinkSettings(open_timeout=2.0)) as sink, asyncio.timeout(PATIENCE_S):
+            with pytest.raises(InitFailed, match=r"within 2 s \(open_timeout.*lock") as caught:
+                await sink.open("s")
+            assert not caught.value.is_permanent
+    async with table.opened() as sink:
+        await run_epoch(sink, 0, rows(1))
+
+
+async def test_a_server_that_freezes_does_not_freeze_what_opens(table: Table) -> None:
+    async with table.opened() as old:
+        await write_all(old, 0, rows(1))
+        async with table.sink(settings=SinkSettings(open_timeout=6.0)) as new, asyncio.timeout(PATIENCE_S):
+            opening = asyncio.create_task(new.open("s"))
+            await table.until_somebody_waits()
+            with table.frozen(), pytest.raises(InitFailed, match="within 6 s"):
+                await opening
+            assert await new.open("s") is None
+            await run_epoch(new, 0, rows(2))
+    assert table.ids() == [2]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from semel.client.metadata import Address
 from semel.sinks import service
-from semel.sinks.errors import WriteFailed
+from semel.sinks.errors import ConnectionLost, WriteFailed
 from semel.sinks.receipts import Attempt, Place
 from semel.sinks.service import Channel
 from semel.sinks.sql.dialect import Loaded, Part
 from semel.sinks.sql.intake import FRAME, Intake, IntakeService, RemoteIntake
 
 PATIENCE_S = 10.0
+SHORT_S = 0.3
+SLOW_S = 0.5
 ROW = Part(1, memoryview(b"row"))
 FORM: Any = object()
 
@@ -31,17 +34,17 @@ class Session:
         await self.answers.wait()
         return []
 
-    async def load(self, form: object, parts: list[Part]) -> Loaded:
+    async def load(self, form: object, parts: Iterable[Part]) -> Loaded:
         await self.answers.wait()
         rows = sum(part.rows for part in parts)
         return Loaded(rows, rows, rows)
 
 
-def make_intake(session: Any) -> Intake:
+def make_intake(session: Any, write_timeout: float = PATIENCE_S) -> Intake:
     async def begin() -> Any:
         return session
 
-    return Intake(begin)
+    return Intake(begin, write_timeout)
 
 
 async def test_what_is_cut_short_is_forgotten() -> None:
@@ -68,6 +71,35 @@ async def test_a_server_that_does_not_answer_a_nudge_holds_up_no_end_of_an_epoch
     await asyncio.sleep(0)
     await asyncio.wait_for(intake.cut(), PATIENCE_S)
     await asyncio.wait_for(nudging, PATIENCE_S)
+
+
+async def test_a_load_that_waits_for_a_nudge_without_an_answer_fails_in_time() -> None:
+    intake = make_intake(Session(), write_timeout=SHORT_S)
+    place = Place("run", 0, 1)
+    intake.open(place, FORM)
+    nudging = asyncio.create_task(intake.nudge(Session()))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionLost, match=r"silent for 0\.3 s"):
+        await asyncio.wait_for(intake.load(Attempt.new(place, 0, "0"), [ROW]), PATIENCE_S)
+    await nudging
+
+
+class SlowSession(Session):
+    """Takes its time over each part, and more than it may for all of them."""
+
+    async def load(self, form: object, parts: Iterable[Part]) -> Loaded:
+        rows = 0
+        for part in parts:
+            await asyncio.sleep(SLOW_S)
+            rows += part.rows
+        return Loaded(rows, rows, rows)
+
+
+async def test_a_load_may_be_long_if_one_part_after_the_other_is_taken() -> None:
+    intake = make_intake(SlowSession(), write_timeout=4 * SLOW_S)
+    place = Place("run", 0, 1)
+    intake.open(place, FORM)
+    assert await intake.load(Attempt.new(place, 0, "0"), [ROW] * 6) == Loaded(6, 6, 6)
 
 
 class DyingChannel(Channel):

@@ -275,6 +275,13 @@ class MySQLDialect(Dialect):
     async def is_alive(self, session: SqlSession, session_id: int, label: str) -> bool:
         return await session.fetch("SELECT IS_USED_LOCK(%s)", (label,)) == [(session_id,)]
 
+    async def waits_for(self, session: SqlSession, session_id: int) -> str:
+        found = await session.fetch(
+            "SELECT STATE FROM information_schema.PROCESSLIST WHERE ID = %s AND STATE <> ''", (session_id,)
+        )
+        states = [f"what it calls {state!r}: SHOW PROCESSLIST shows who else is there" for (state,) in found]
+        return "".join(states)
+
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         if session_id != session.session_id and await self.is_alive(session, session_id, label):
             await _kill(session, session_id)

@@ -214,13 +214,22 @@ class MySQLSession(SqlSession):
             self._hold_writer_lock(label)
 
     def _hold_label(self, label: str) -> None:
-        """Others find this connection by its label. Nobody but this very owner can have it."""
+        """Others find this connection by its label, and end it by that alone: without it there is none.
+
+        Nobody but this very owner can have the label: on a connection that was lost, and that the server may
+        have to roll back for longer than it is waited for here.
+        """
         if self._fetch("SELECT GET_LOCK(%s, 0)", (label,)) != [(1,)]:
             ((lost,),) = self._fetch("SELECT IS_USED_LOCK(%s)", (label,))
             if isinstance(lost, int):
                 with contextlib.suppress(pymysql.Error):  # it may end by itself meanwhile
                     self._execute(f"KILL {lost}")
-            self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S))
+            if self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S)) != [(1,)]:
+                raise SqlFailure(
+                    f"connection {lost!r} still has this owner's label, {label}, though it was given up: the "
+                    f"server has not noticed, or is rolling back what was on it",
+                    Cause.LOST,
+                )
 
     def _hold_writer_lock(self, label: str) -> None:
         """Writers are many: each takes one of the sink's locks. One that gets none is found by nobody."""

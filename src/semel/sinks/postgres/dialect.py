@@ -178,6 +178,23 @@ class PostgresDialect(Dialect):
         )
         return bool(found)
 
+    async def waits_for(self, session: SqlSession, session_id: int) -> str:
+        found = await session.fetch(
+            "SELECT wait_event_type, wait_event, pg_blocking_pids(pid)::text FROM pg_stat_activity "
+            "WHERE pid = %s AND wait_event IS NOT NULL",
+            (session_id,),
+        )
+        for kind, event, blocking in found:
+            if event == "SyncRep":
+                return (
+                    "a synchronous standby that does not confirm: bring it back, or take it out of "
+                    "synchronous_standby_names"
+                )
+            if kind == "Lock":
+                return f"a lock ({event!s}) of session {blocking!s}: end that session, or wait for it"
+            return f"{kind!s}/{event!s} of pg_stat_activity"
+        return ""
+
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         await session.fetch(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

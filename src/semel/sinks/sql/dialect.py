@@ -206,6 +206,10 @@ class Dialect(ABC):
         """Whether that connection of ours is still there."""
 
     @abstractmethod
+    async def waits_for(self, session: SqlSession, session_id: int) -> str:
+        """What the server says that a connection of ours waits for, and what to do; empty if it does not."""
+
+    @abstractmethod
     async def end_session(self, session: SqlSession, session_id: int, label: str) -> None:
         """Ends that connection, which rolls back its transaction. Nothing, if it is not there or not ours."""
 

@@ -1,5 +1,8 @@
 """A failed statement, sorted by what it means. Sessions raise it; sinks make a SinkError of it."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from enum import Enum
 
 
@@ -30,3 +33,21 @@ class SqlFailure(Exception):  # noqa: N818 - it is for this package, which turns
     @property
     def is_permanent(self) -> bool:
         return self.cause in PERMANENT
+
+
+@asynccontextmanager
+async def answered_within(write_timeout: float) -> AsyncIterator[None]:
+    """What is asked inside is given up after that time, with its connection."""
+    try:
+        async with asyncio.timeout(write_timeout):
+            yield
+    except TimeoutError as error:
+        raise silence(write_timeout) from error
+
+
+def silence(write_timeout: float) -> SqlFailure:
+    return SqlFailure(
+        f"the server has been silent for {write_timeout:g} s (write_timeout of SinkSettings): it is frozen, "
+        f"or waits for a disk, a trigger or a standby",
+        Cause.LOST,
+    )

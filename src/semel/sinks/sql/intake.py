@@ -7,6 +7,7 @@ a time. Rules:
 - A task has one writer in an epoch, known by a random name of its own. Whoever comes second is refused.
 - What was loaded must be covered by the receipts, writer by writer: otherwise the epoch is not committed.
 - A load that fails spoils the epoch: the transaction may hold a part of it. Every later one is refused.
+- A load may take long, and the server may not: it fails if for `write_timeout` no more of it is taken.
 - Rows of another run, epoch or turn are refused and spoil nothing: they are a zombie's.
 
 `Intake` holds the rules. Writers in this process bring rows through `LocalIntake`; others send frames over a
@@ -16,6 +17,7 @@ socket (`IntakeService`, `RemoteIntake`): a header, then encoded rows, and an an
 import asyncio
 import contextlib
 import struct
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -24,7 +26,7 @@ from semel.sinks.errors import CommitFailed, ConnectionLost, FencedOut, SinkErro
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession
-from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.failures import Cause, SqlFailure, silence
 
 # Rows and bytes that follow.
 FRAME: Final = struct.Struct(">IQ")
@@ -43,8 +45,9 @@ Begin: TypeAlias = Callable[[], Awaitable[SqlSession]]
 class Intake:
     """What writers have brought into the present epoch. Belongs to the owner's loop."""
 
-    def __init__(self, begin: Begin) -> None:
+    def __init__(self, begin: Begin, write_timeout: float) -> None:
         self._begin = begin
+        self._write_timeout = write_timeout
         self._place: Place | None = None
         self._form: Form | None = None
         self._turn = asyncio.Lock()
@@ -92,7 +95,7 @@ class Intake:
     async def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
         try:
             session = await self._begin()
-            return await load_all(session, form, parts)
+            return await load_all(session, form, parts, self._write_timeout)
         except SqlFailure as failure:
             raise write_error(failure) from failure
 
@@ -113,7 +116,8 @@ class Intake:
         async with self._turn:
             if self._place is None or self.failure is not None:
                 return
-            self._under_way = asyncio.ensure_future(session.fetch("SELECT 1"))
+            asking = asyncio.wait_for(session.fetch("SELECT 1"), self._write_timeout)
+            self._under_way = asyncio.ensure_future(asking)
             try:
                 # Whether it is lost is for the next load, or the commit, to find out.
                 await asyncio.gather(self._under_way, return_exceptions=True)
@@ -294,12 +298,38 @@ def _cut_short() -> WriteFailed:
     return WriteFailed("a load was cut short: the epoch is to be aborted")
 
 
-async def load_all(session: SqlSession, form: Form, parts: Iterable[Part]) -> Loaded:
+class Taking:
+    """Parts on their way to the server, and since when it has had nothing new of them."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = parts
+        self.since = time.monotonic()
+
+    def __iter__(self) -> Iterator[Part]:
+        for part in self._parts:
+            self.since = time.monotonic()
+            yield part
+        self.since = time.monotonic()
+
+
+async def load_all(session: SqlSession, form: Form, parts: Iterable[Part], write_timeout: float) -> Loaded:
     """Loads them, and checks that the server took all that were sent.
 
-    It may count more: MariaDB adds what triggers have changed to the rows of a bulk execution.
+    It may count more: MariaDB adds what triggers have changed to the rows of a bulk execution. A server that
+    does not take the next part within `write_timeout`, or does not answer when it has all, is given up.
     """
-    loaded = await session.load(form, parts)
+    taking = Taking(parts)
+    loading = asyncio.ensure_future(session.load(form, taking))
+    try:
+        while not loading.done():
+            left = taking.since + write_timeout - time.monotonic()
+            if left <= 0:
+                raise silence(write_timeout)
+            await asyncio.wait({loading}, timeout=left)
+    finally:
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+    loaded = loading.result()
     if loaded.taken < loaded.rows:
         raise SqlFailure(
             f"{loaded.rows} rows were sent and {loaded.taken} were taken; a trigger may drop some",

@@ -36,7 +36,7 @@ from semel.sinks.sink import TransactionalSink, WriterPlan
 from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
-from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.failures import Cause, SqlFailure, answered_within
 from semel.sinks.sql.intake import Intake, IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
 from semel.sinks.sql.names import MERGE_TABLE, TableName, sink_key
@@ -55,9 +55,14 @@ log = logging.getLogger(__name__)
 PREDECESSOR_GRACE_S: Final = 2.0
 TAKE_TIMEOUT_S: Final = 30.0
 MAX_TAKE_ATTEMPTS: Final = 4
+# Who waits for what, if `open` takes too long, is asked on a connection of its own.
+ASKING_LABEL: Final = "semel open"
+ASKING_TIMEOUT_S: Final = 5.0
 # A staged commit that lost a deadlock is tried again, so many times.
 MAX_CONFLICTS: Final = 5
 RECONNECT_BACKOFF_S: Final = 0.1
+# An abort cuts a load, rolls back, and asks whose the sink is: each has so much of `abort_timeout`.
+ABORT_STEPS: Final = 3
 # How often an epoch whose writers are elsewhere says something to the server.
 NUDGES_A_TIMEOUT: Final = 3
 MAX_RECEIPTS: Final = 10_000
@@ -100,7 +105,7 @@ class SqlSink(TransactionalSink):
         self._is_spoiled = False
 
     def _new_intake(self) -> Intake:
-        return Intake(self._begun)
+        return Intake(self._begun, self.settings.write_timeout)
 
     def expect(self, schema: "pa.Schema") -> None:
         """Says before `open` what the rows will look like, so that `open` can check it."""
@@ -114,6 +119,44 @@ class SqlSink(TransactionalSink):
     # Open
 
     async def _open(self, owner: Owner) -> Marker:
+        reason = None
+        opening = asyncio.ensure_future(self._opened(owner))
+        try:
+            await asyncio.wait({opening}, timeout=self.settings.open_timeout)
+            if not opening.done():
+                reason = await self._why_open_waits()
+        finally:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+        if reason is None:
+            return opening.result()
+        await self._close()
+        raise InitFailed(
+            f"sink {self.sink_id!r} could not be opened within {self.settings.open_timeout:g} s "
+            f"(open_timeout of SinkSettings): {reason}",
+            is_permanent=False,
+        )
+
+    async def _why_open_waits(self) -> str:
+        """Asks while it waits; then ends that on the server, too: it would lock out the next `open`."""
+        if self._session is None:
+            return "there is no connection yet"
+        session_id = self._session.session_id
+        try:
+            async with asyncio.timeout(ASKING_TIMEOUT_S):
+                asking = await self._dialect.connect(ASKING_LABEL)
+                try:
+                    waits_for = await self._dialect.waits_for(asking, session_id)
+                    await self._dialect.end_session(asking, session_id, self._label)
+                finally:
+                    await asking.close()
+        except (SqlFailure, TimeoutError):
+            return "the server answers no other connection either. It is frozen, or has no room for more"
+        if not waits_for:
+            return f"the server does not say what its connection {session_id} waits for, or it is frozen"
+        return f"the server says that its connection {session_id} waits for {waits_for}"
+
+    async def _opened(self, owner: Owner) -> Marker:
         await self._close()
         self._intake = self._new_intake()  # it belongs to the loop that opens the sink
         self._owner, self._is_spoiled = owner, False
@@ -259,8 +302,9 @@ class SqlSink(TransactionalSink):
     async def _begin(self, place: Place) -> WriterPlan:
         self._is_spoiled = self._has_begun = False
         try:
-            await self._swept()
-            session = await self._connected()
+            async with answered_within(self.settings.write_timeout):
+                await self._swept()
+                session = await self._connected()
             if self.strategy is Strategy.STAGED:
                 return self._staged_plan(place)
             return self._direct_plan(place, session)
@@ -304,6 +348,7 @@ class SqlSink(TransactionalSink):
             self._stage.rows,
             self._stage.dead_letters if buries else None,
             f"{self._writers_prefix}{place.run}:{place.epoch}",
+            self.settings.write_timeout,
         )
 
     async def _begun(self) -> SqlSession:
@@ -335,8 +380,9 @@ class SqlSink(TransactionalSink):
         """A connection that was lost since the last epoch is made again: nothing was on it."""
         for is_last in (False, True):
             try:
-                session = await self._connected()
-                await self._lock_own_row(session)
+                async with answered_within(self.settings.write_timeout):
+                    session = await self._connected()
+                    await self._lock_own_row(session)
                 return session
             except SqlFailure as failure:
                 await self._drop_session()
@@ -507,17 +553,22 @@ class SqlSink(TransactionalSink):
     async def _roll_back(self, session: SqlSession) -> None:
         """Of many rows that takes long, and the server does it without us: nobody can commit them now."""
         try:
-            async with asyncio.timeout(self.settings.abort_timeout / 2):
+            async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
                 await session.rollback()
         except TimeoutError:
             await self._drop_session()
 
     async def _refuse_if_fenced(self) -> None:
-        """Raises FencedOut if that is why the connection is gone. A server that is away is asked once."""
+        """Raises FencedOut if that is why the connection is gone. A server that is away is asked once.
+
+        So is one that still rolls back what was on that connection, and keeps the sink's row locked until
+        then: the next epoch begins with the same question, and waits for longer.
+        """
         try:
-            await self._connected()
-        except SqlFailure as failure:
-            log.info("sink %s: %s", self.sink_id, failure)
+            async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
+                await self._connected()
+        except (SqlFailure, TimeoutError) as failure:
+            log.info("sink %s: whose it is will be asked again: %r", self.sink_id, failure)
             await self._drop_session()
 
     async def _close(self) -> None:

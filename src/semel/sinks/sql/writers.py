@@ -20,7 +20,7 @@ from semel.sinks.service import ServiceAddress, require_shared
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
-from semel.sinks.sql.failures import OF_A_ROW, SqlFailure
+from semel.sinks.sql.failures import OF_A_ROW, SqlFailure, answered_within
 from semel.sinks.sql.intake import IntakeWay, LocalIntake, RemoteIntake, load_all, write_error
 from semel.sinks.sql.json_texts import row_text
 from semel.sinks.sql.names import TableName
@@ -180,6 +180,7 @@ class StagedPlan(SqlPlan):
     stage: TableName
     dead_stage: TableName | None
     label: str
+    write_timeout: float
 
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
         return StagedWriter(self, task, attempt)
@@ -192,6 +193,7 @@ class StagedWriter(BufferingWriter):
         super().__init__(plan, task, attempt, plan.max_buffered)
         self._dialect = plan.dialect
         self._label = plan.label
+        self._write_timeout = plan.write_timeout
         self._stage = plan.stage
         self._columns = plan.layout.staged
         self._dead_stage = plan.dead_stage
@@ -201,7 +203,8 @@ class StagedWriter(BufferingWriter):
 
     async def _load(self, table: pa.Table) -> None:
         if self._session is None:
-            self._session = await self._dialect.connect(self._label)
+            async with answered_within(self._write_timeout):
+                self._session = await self._dialect.connect(self._label)
         if self._dead_stage is None:
             await self._stage_rows(self._session, table)
         else:
@@ -209,7 +212,7 @@ class StagedWriter(BufferingWriter):
 
     async def _stage_rows(self, session: SqlSession, table: pa.Table) -> None:
         form = session.form(self._stage, self._columns, self._stamp)
-        self._count_loaded(await load_all(session, form, form.parts(table)))
+        self._count_loaded(await load_all(session, form, form.parts(table), self._write_timeout))
 
     async def _stage_good_rows(self, session: SqlSession, table: pa.Table, dead_stage: TableName) -> None:
         """Halves what fails until the bad rows are alone: a load is a transaction, so nothing stays of it."""
@@ -230,7 +233,7 @@ class StagedWriter(BufferingWriter):
     async def _bury(self, session: SqlSession, row: pa.Table, reason: str, dead_stage: TableName) -> None:
         letter = pa.table({"row_text": [row_text(row)], "reason": [reason]})
         form = session.form(dead_stage, dead_letter_columns(self._dialect), self._stamp)
-        await load_all(session, form, form.parts(letter))
+        await load_all(session, form, form.parts(letter), self._write_timeout)
         self._dead_letters += 1
 
     async def _finished(self) -> Receipt:
