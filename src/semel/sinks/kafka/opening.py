@@ -72,9 +72,9 @@ async def refused_timeout(cluster: Cluster, sink_id: str, timeout_s: float) -> I
         max_timeout_ms = None  # not everybody may read it, and what is wrong is known without it
     most = f"at most {int(max_timeout_ms) / 1000:g} s" if max_timeout_ms else "less"
     return InitFailed(
-        f"sink {sink_id!r} cannot be opened: its transaction_timeout is {timeout_s:g} s, and the broker takes "
-        f"{most} (INVALID_TRANSACTION_TIMEOUT; the broker's {MAX_TIMEOUT_SETTING}). Give the sink a lower "
-        "transaction_timeout, or raise the broker's maximum"
+        f"sink {sink_id!r} cannot be opened: its transaction_timeout is {timeout_s:g} s, and the broker "
+        f"takes {most} (INVALID_TRANSACTION_TIMEOUT; the broker's {MAX_TIMEOUT_SETTING}). Give the sink a "
+        "lower transaction_timeout, or raise the broker's maximum"
     )
 
 
