@@ -25,6 +25,10 @@ class ConfigError(SemelError):
     """A setting or an argument is wrong: the user can fix it before start."""
 
 
+class NotFoundError(ConfigError):
+    """What was named does not exist."""
+
+
 class ProtocolError(SemelError):
     """The peer broke the protocol: answer if possible, then close the connection."""
 
