@@ -1,6 +1,6 @@
 """Exactly-once, shown: orders go through Spark while the Spark driver and the broker are killed with -9.
 
-    python run.py [--sink kafka|postgres] [--keep] [--orders N]
+    script/run [--sink kafka|postgres] [--keep] [--orders N] [--seed N]
 
 Orders are published in transactions, a fifth of which is aborted. A pipeline on Spark prices them. The driver
 is killed in the middle of a batch, twice, and the broker once; each is started again. In the end every order
@@ -39,7 +39,11 @@ from semel.testing.postgres_server import PostgresServer, find_binaries
 PARTITIONS: Final = 4
 DEFAULT_ORDERS: Final = 60_000
 ORDERS_A_SECOND: Final = 1_000
+# So that each of the faults has its moment.
+MIN_ORDERS: Final = 100
 LOOK_EVERY_S: Final = 0.25
+# Where bars cannot move, as in a log.
+LINE_EVERY_S: Final = 5.0
 # An epoch may be open for a few milliseconds only.
 CATCH_EVERY_S: Final = 0.01
 CATCH_EPOCH_S: Final = 20.0
@@ -71,7 +75,7 @@ class Demonstration:
         # Why nothing is shown, though what came out may be right.
         self.shortfall: str | None = None
         self._console = console
-        self._began = time.monotonic()
+        self._began = self._last_line_at = time.monotonic()
         # When this share of all orders has come out, this happens.
         self.faults: list[tuple[float, Callable[[str], None]]] = [
             (0.10, self._kill_driver),
@@ -112,6 +116,7 @@ class Demonstration:
             count = await self.output.count()
             progress.update(sent, completed=self.fed.sent)
             progress.update(out, completed=count, total=len(self.fed.committed))
+            await self._maybe_tell_count()
             if is_over:
                 if not self._is_driver_caught:
                     self._fall_short("no Spark driver was killed in the middle of an epoch")
@@ -125,6 +130,12 @@ class Demonstration:
             else "the pipeline has not caught up in time"
         )
         self._console.print(self.driver.log_end(), markup=False)
+
+    async def _maybe_tell_count(self) -> None:
+        if self._console.is_terminal or time.monotonic() - self._last_line_at < LINE_EVERY_S:
+            return
+        self._last_line_at = time.monotonic()
+        self._tell(f"orders in {self.fed.sent:,} of {self.orders:,}, out {await self.output.count():,}")
 
     def _fall_short(self, why: str) -> None:
         self.shortfall = why
@@ -145,6 +156,7 @@ class Demonstration:
         while time.monotonic() < give_up:
             if await self.output.is_amid_epoch():
                 return True
+            await self._maybe_tell_count()
             await asyncio.sleep(CATCH_EVERY_S)
         return False
 
@@ -270,14 +282,39 @@ async def demonstrate(sink: str, orders: int, *, keep_running: bool, seed: int, 
     return 0 if verdict.is_exactly_once and demonstration.shortfall is None else 1
 
 
+def order_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < MIN_ORDERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {MIN_ORDERS}")
+    return int(text)
+
+
 def main(given: Sequence[str] | None = None, stage: Stage = staged) -> int:
     parser = argparse.ArgumentParser(
-        description="Exactly-once, shown: nothing is lost or doubled by kill -9."
+        prog="script/run",
+        description="Exactly-once, shown: nothing is lost or doubled by kill -9.",
+        allow_abbrev=False,
     )
-    parser.add_argument("--sink", choices=("kafka", "postgres"), default="kafka", help="where orders go to")
-    parser.add_argument("--keep", action="store_true", help="leave it running in the end, for a look round")
-    parser.add_argument("--orders", type=int, default=DEFAULT_ORDERS, help="how many, 1,000 a second")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is sent and aborted")
+    shown = "(default: %(default)s)"
+    parser.add_argument(
+        "--sink", choices=("kafka", "postgres"), default="kafka", help=f"where orders go to {shown}"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave it running in the end, for a look round (default: end it)"
+    )
+    parser.add_argument(
+        "--orders",
+        type=order_count,
+        default=DEFAULT_ORDERS,
+        metavar="N",
+        help=f"how many, {ORDERS_A_SECOND:,} a second; at least {MIN_ORDERS} {shown}",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(time.time()),
+        metavar="N",
+        help="of what is sent and aborted (default: the time)",
+    )
     arguments = parser.parse_args(given)
     try:
         return asyncio.run(

@@ -9,12 +9,24 @@ def how_to_install(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of Semel"
 
 
+def missing_extra(what: str, extra: str, error: ImportError) -> ImportError:
+    """What to raise in place of an import that failed for want of an extra: the same, but it says so."""
+    reason = str(error) if error.name is None else f"No module named {error.name!r}"
+    return ModuleNotFoundError(
+        f"{what} needs a package that is missing ({reason}): {how_to_install(extra)}", name=error.name
+    )
+
+
 class SemelError(Exception):
     """The root of everything that Semel raises on purpose."""
 
 
 class ConfigError(SemelError):
     """A setting or an argument is wrong: the user can fix it before start."""
+
+
+class NotFoundError(ConfigError):
+    """What was named does not exist."""
 
 
 class ProtocolError(SemelError):

@@ -293,5 +293,5 @@ async def test_the_command_says_which_names_there_are(target: Target) -> None:
     async with target.open():
         pass
     ran = await asyncio.to_thread(recover, target, "--name", "nobody")
-    assert ran.returncode == 2
+    assert ran.returncode == 4
     assert target.label in ran.stderr

@@ -135,7 +135,7 @@ async def test_a_forgotten_sink_begins_at_0_and_its_owner_is_fenced(
             await sink.abort(2)
     for command in ("status", "forget"):
         done = await shell.run(command, sink_id)
-        assert done.exit_code == 2
+        assert done.exit_code == 4
         assert f"there is no sink '{sink_id}'" in done.output
     async with KafkaSink(bootstrap, topic) as sink:
         assert await sink.open(sink_id) is None
@@ -172,6 +172,13 @@ class DatabaseShell(Shell):
         self._option = option
         self.server = request.getfixturevalue("postgres" if option == "--postgres" else "mariadb")
         self._address = self.server.dsn if option == "--postgres" else self.server.url()
+
+    def name_nothing(self) -> None:
+        """From here on the database is one that the server does not have."""
+        if self._option == "--postgres":
+            self._address = f"{self._address} dbname=nope"
+        else:
+            self._address = f"{self._address.rpartition('/')[0]}/nope"
 
     def make_sink(self) -> PostgresSink | MySQLSink:
         kind = PostgresSink if self._option == "--postgres" else MySQLSink
@@ -210,6 +217,18 @@ async def test_the_sinks_of_a_database_are_listed_adopted_and_forgotten(
         assert await sink.open("s") == 41
     assert "begins at epoch 0" in await shell.text("forget", "s")
     unknown = await shell.run("status", "s")
-    assert unknown.exit_code == 2
+    assert unknown.exit_code == 4
     assert "no sink 's'" in unknown.output
     assert shell.server.query("SELECT count(*) FROM kept") == [(1,)]
+
+
+@pytest.mark.parametrize("option", ["--postgres", "--mysql"])
+async def test_a_database_that_does_not_exist_is_exit_code_4(
+    option: str, request: pytest.FixtureRequest
+) -> None:
+    shell = DatabaseShell(option, request)
+    shell.name_nothing()
+    done = await shell.run("list")
+    assert done.exit_code == 4
+    assert "the database cannot be opened: " in done.output
+    assert "nope" in done.output

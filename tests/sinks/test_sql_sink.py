@@ -723,6 +723,21 @@ async def test_bad_rows_are_kept_aside_in_the_same_transaction(make_table: MakeT
         ("s", 0, number) for number in bad
     ]
     assert sum(table.TOO_LONG in reason for *_, reason in letters) == 5, letters
+    assert not any("Mend the rows" in reason for *_, reason in letters), letters
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_row_that_does_not_fit_is_told_with_its_sink_and_with_what_to_do(
+    make_table: MakeTable, strategy: str
+) -> None:
+    table = make_table("id bigint PRIMARY KEY, value varchar(3)")
+    async with table.opened(strategy=strategy) as sink:
+        with pytest.raises(
+            WriteFailed, match=r"^rows of sink 's' cannot be written to kept: .*DEAD_LETTER"
+        ) as caught:
+            await write_all(sink, 0, rows(1, value="four"))
+        assert table.TOO_LONG in str(caught.value)
+        assert caught.value.is_permanent
 
 
 async def test_a_null_where_none_may_be_is_a_bad_row(table: Table) -> None:

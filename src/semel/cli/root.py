@@ -1,7 +1,8 @@
 """The root command: a table of subcommands, each imported only when it runs.
 
-Exit codes, for all of them: 0 done, 1 failed, 2 wrong usage, 3 no broker could be reached, 4 what was named
-does not exist or exists already, 130 interrupted. Errors are one line on stderr.
+Exit codes, for all of them: 0 done, 1 failed, 2 wrong usage, 3 no broker or database could be reached, 4 what
+was named does not exist or exists already, 130 interrupted. Errors are one line on stderr, but for click's of
+options and arguments, which show the usage first.
 """
 
 import errno
@@ -12,13 +13,13 @@ from typing import Final, NamedTuple, cast
 
 import click
 
-from semel.errors import BrokerError, ConfigError, SemelError
+from semel.errors import BrokerError, ConfigError, NotFoundError, SemelError
 from semel.version import __version__
 from semel.wire.errors import ErrorCode
 
 FAILED: Final = 1
 WRONG_USAGE: Final = 2
-NO_BROKER: Final = 3
+NOT_REACHED: Final = 3
 EXISTENCE: Final = 4
 INTERRUPTED: Final = 130
 
@@ -110,11 +111,17 @@ def main() -> None:
 
 
 def exit_code(error: SemelError) -> int:
+    from semel.sinks.errors import ConnectionLost
+
+    if isinstance(error, NotFoundError):
+        return EXISTENCE
     if isinstance(error, ConfigError):
         return WRONG_USAGE
+    if isinstance(error, ConnectionLost):
+        return NOT_REACHED
     if isinstance(error, BrokerError):
         if error.code in NO_BROKER_CODES:
-            return NO_BROKER
+            return NOT_REACHED
         if error.code in EXISTENCE_CODES:
             return EXISTENCE
     return FAILED

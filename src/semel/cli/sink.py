@@ -9,7 +9,7 @@ import click
 from semel.cli.options import bootstrap_option, complete_topic
 from semel.cli.tables import output_option, print_json, print_table
 from semel.client.cluster import Cluster
-from semel.errors import ConfigError, how_to_install
+from semel.errors import ConfigError, NotFoundError, how_to_install
 from semel.sinks.marker import ANY_QUERY, Marker, Owner
 
 T = TypeVar("T")
@@ -226,5 +226,5 @@ def _query(marker: Marker) -> str | None:
     return "any" if marker.query_id == ANY_QUERY else marker.query_id or None
 
 
-def _unknown(sink_id: str) -> ConfigError:
-    return ConfigError(f"there is no sink {sink_id!r} with a marker: look for it with `semel sink list`")
+def _unknown(sink_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no sink {sink_id!r} with a marker: look for it with `semel sink list`")

@@ -16,7 +16,7 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.receipts import Origin, Receipt
-from semel.sinks.settings import SinkSettings
+from semel.sinks.settings import OnBadRow, SinkSettings
 
 if TYPE_CHECKING:
     from semel.sinks.kafka import KafkaSink
@@ -33,6 +33,7 @@ __all__ = [
     "KafkaSink",
     "MarkerMismatch",
     "MySQLSink",
+    "OnBadRow",
     "Origin",
     "PostgresSink",
     "Receipt",

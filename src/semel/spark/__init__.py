@@ -9,6 +9,8 @@ whoever only looks for a Java does not load PySpark.
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from semel.errors import missing_extra
+
 if TYPE_CHECKING:
     from semel.spark.pipeline import ExactlyOnce, exactly_once
     from semel.spark.query import PipelineQuery
@@ -31,5 +33,8 @@ PLACES: Final = {
 def __getattr__(name: str) -> object:
     if name not in PLACES:
         raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")
-    found: object = getattr(import_module(PLACES[name]), name)
+    try:
+        found: object = getattr(import_module(PLACES[name]), name)
+    except ImportError as error:
+        raise missing_extra(f"semel.spark.{name}", "spark", error) from error
     return found

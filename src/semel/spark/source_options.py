@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final, TypeVar
 
 from semel.client.admin import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
@@ -89,9 +90,15 @@ def _canonical(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         known = CANONICAL.get(name.lower())
         if known is None:
-            raise ConfigError(f"the reader has no option {name!r}: it has {', '.join(KNOWN)}")
+            raise _unknown(name)
         options[known] = value
     return options
+
+
+def _unknown(name: str) -> ConfigError:
+    alike = [CANONICAL[each] for each in get_close_matches(name.lower(), CANONICAL, n=1)]
+    hint = f" Did you mean {alike[0]!r}?" if alike else ""
+    return ConfigError(f"the reader has no option {name!r}.{hint} It has {', '.join(KNOWN)}")
 
 
 def _topics(text: str) -> tuple[str, ...]:

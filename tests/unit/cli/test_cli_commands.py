@@ -167,6 +167,29 @@ def test_no_broker_is_exit_code_3_and_names_the_address() -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["status", "forget"])
+def test_a_sink_that_does_not_exist_is_exit_code_4(broker: FakeBroker, command: str) -> None:
+    result = run(broker, "sink", command, "nope")
+    assert result.exit_code == 4
+    assert result.stderr == (
+        "semel: there is no sink 'nope' with a marker: look for it with `semel sink list`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "address",
+    [("--postgres", "host=127.0.0.1 port=1 user=u dbname=d"), ("--mysql", "mysql://u@127.0.0.1:1/d")],
+    ids=lambda address: address[0],
+)
+def test_no_database_is_exit_code_3(address: tuple[str, str]) -> None:
+    result = run(None, "sink", "list", *address)
+    assert result.exit_code == 3
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("semel: the database cannot be opened: ")
+    assert "refused" in result.stderr
+    assert result.stderr.endswith("Is the server running, and is this its address?\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

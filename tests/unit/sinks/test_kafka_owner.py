@@ -16,7 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
 
-from fake_broker import Answer, FakeBroker, ThreadedBroker, stay_silent
+from fake_broker import NODE_ID, Answer, FakeBroker, ThreadedBroker, stay_silent
 from memory_sink import MemorySink, failing
 
 from semel.client.cluster import UNKNOWN_TOPIC_PATIENCE_MS
@@ -30,6 +30,7 @@ from semel.sinks.sink import State, TransactionalSink, WriterPlan
 from semel.sinks.source_group import PATIENCE_S, SourceOffsets
 from semel.wire.apis import ApiKey
 from semel.wire.errors import ErrorCode
+from semel.wire.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
 from semel.wire.messages.end_txn import EndTxnResponse
 from semel.wire.messages.init_producer_id import InitProducerIdResponse
 from semel.wire.messages.metadata import MetadataResponse
@@ -105,6 +106,37 @@ def test_an_open_that_fails_leaves_nothing_behind_and_may_be_repeated(
     assert sink.state is State.CLOSED
     asyncio.run(open_and_close(sink))  # in another loop
     assert sockets_beside(broker) == before
+
+
+def too_long(broker: FakeBroker, request: Any) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+
+
+def too_long_and_silent_on_it(broker: FakeBroker, request: Any) -> InitProducerIdResponse:
+    """From here on nobody may read configs."""
+    broker.misbehave(ApiKey.DESCRIBE_CONFIGS, configs_denied)
+    return too_long(broker, request)
+
+
+def configs_denied(broker: FakeBroker, request: Any) -> DescribeConfigsResponse:
+    refused = DescribeConfigsResult(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return DescribeConfigsResponse(results=[refused])
+
+
+@pytest.mark.parametrize(
+    ("trick", "most"), [(too_long, "at most 900 s"), (too_long_and_silent_on_it, "less")]
+)
+def test_a_timeout_above_the_brokers_is_named_as_the_sink_has_it(
+    broker: FakeBroker, trick: Any, most: str
+) -> None:
+    broker.configs[str(NODE_ID)] = {"transaction.max.timeout.ms": "900000"}
+    broker.misbehave(ApiKey.INIT_PRODUCER_ID, trick)
+    sink = KafkaSink(broker.bootstrap, "out", transaction_timeout=1000)
+    with pytest.raises(
+        InitFailed, match=rf"transaction_timeout is 1000 s, and the broker takes {most} \("
+    ) as caught:
+        asyncio.run(sink.open("s"))
+    assert caught.value.is_permanent
 
 
 def test_an_open_that_is_cancelled_leaves_nothing_behind_and_may_be_repeated(broker: FakeBroker) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -148,14 +149,15 @@ def run_into(monkeypatch: pytest.MonkeyPatch) -> RunInto:
     async def feed(bootstrap: str, topic: str, fed: Fed, **given: object) -> None:
         fed.committed.update(COMMITTED)
 
-    async def run_into(output: Any) -> tuple[Verdict, run.Demonstration]:
+    async def run_into(output: Any, console: Console | None = None) -> tuple[Verdict, run.Demonstration]:
         monkeypatch.setattr(run, "feed", feed)
         monkeypatch.setattr(run, "has_caught_up", output.has_caught_up)
         monkeypatch.setattr(run, "LOOK_EVERY_S", 0.0)
         monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=itertools.count().__next__))
         cluster: Any = None
         child: Any = Child()
-        demonstration = run.Demonstration(3, child, cluster, child, output, Console(file=io.StringIO()))
+        console = console or Console(file=io.StringIO())
+        demonstration = run.Demonstration(3, child, cluster, child, output, console)
         return await demonstration.run(Progress(disable=True), seed=1), demonstration
 
     return run_into
@@ -215,3 +217,36 @@ def test_a_batch_that_is_planned_and_not_finished_is_not_caught_up_with(tmp_path
     (tmp_path / "commits" / "10").touch()
     assert finished_offsets(tmp_path, "orders") == {0: 10, 1: 7}
     assert finished_offsets(tmp_path, "others") == {}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("output", [StuckOutput(), IdleOutput()], ids=["it runs", "an epoch is waited for"])
+async def test_how_far_it_is_is_told_in_lines_where_bars_cannot_move(
+    run_into: RunInto, output: Output, is_terminal: bool
+) -> None:
+    shown = io.StringIO()
+    await run_into(output, Console(file=shown, force_terminal=is_terminal, width=200))
+    lines = [line.strip() for line in shown.getvalue().splitlines() if "orders in" in line]
+    assert (len(lines) > 3) != is_terminal
+    assert all(re.fullmatch(r"[0-9]+\.0 s  orders in 0 of 3, out 3", line) for line in lines), lines
+    seconds = [float(line.split()[0]) for line in lines]
+    assert all(later - earlier >= run.LINE_EVERY_S for earlier, later in itertools.pairwise(seconds))
+
+
+@pytest.mark.parametrize("orders", ["0", "-5", "99", "many"])
+def test_too_few_orders_are_refused(orders: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run.main([f"--orders={orders}"])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: script/run ")
+    assert f"'{orders}' is not a number of at least 100" in said
+
+
+def test_help_shows_what_is_so_unless_one_says_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run.main(["--help"])
+    assert caught.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for default in ("(default: kafka)", "(default: 60000)", "(default: end it)", "(default: the time)"):
+        assert default in said

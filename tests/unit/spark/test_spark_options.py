@@ -60,6 +60,8 @@ def test_every_option_is_understood_in_any_case_of_letters() -> None:
         ("startingOffsets", "yesterday", "are no offsets"),
         ("endingOffsets", "earliest", "ends where it begins"),
         ("subscribePattern", "a.*", "has no option 'subscribePattern'"),
+        ("startingOffset", "latest", r"'startingOffset'. Did you mean 'startingOffsets'\? It has kafka.boot"),
+        ("checkpointLocation", "ck", r"no option 'checkpointLocation'. It has kafka.bootstrap.servers, "),
     ],
 )
 def test_a_wrong_option_is_named(name: str, value: str, says: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psycopg
 
 from semel.client.cluster import Cluster
-from semel.errors import ConfigError
+from semel.errors import NotFoundError
 from semel.sinks.atomic.atomic import check_broker, check_clusters, describe_owner
 from semel.sinks.atomic.database import SlotRow, TransactionTable, connect, one_line
 from semel.sinks.atomic.settings import AtomicSettings
@@ -59,7 +59,7 @@ async def _take(postgres: str, names: Sequence[str], force: bool, settings: Atom
     try:
         known = await table.names() if await table.exists() else []
         if unknown := [name for name in names if name not in known]:
-            raise ConfigError(
+            raise NotFoundError(
                 f"table {settings.table} of this database has no {unknown[0]!r}; it has {known or 'no names'}"
             )
         wanted = list(names) or known

@@ -5,12 +5,14 @@ from typing import Final
 
 from semel.client.admin import Admin, config_value
 from semel.client.cluster import Cluster
-from semel.errors import AbortableError, BrokerError, ConfigError
+from semel.errors import AbortableError, BrokerError, ConfigError, SemelError
 from semel.sinks.errors import InitFailed
 from semel.sinks.kafka.markers import MarkerStore, has_open_transaction, is_alive
 from semel.wire.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+MAX_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
 
 # What a broker answers to settings that somebody has to mend: there, or here.
 WRONG_SETTINGS: Final = frozenset(
@@ -46,15 +48,13 @@ async def require_no_owner(cluster: Cluster, markers: MarkerStore) -> None:
 
 async def warn_unless_verified(cluster: Cluster, sink_id: str) -> None:
     """Version 2 always verifies that a transaction is open; before it, Kafka does from 3.6 on."""
-    admin = Admin(cluster)
-    broker = (await admin.describe_cluster()).brokers[0]
     try:
-        configs = await admin.broker_configs(broker.node_id)
+        verifies = await _broker_setting(cluster, "transaction.partition.verification.enable")
     except BrokerError as error:
         if error.code != ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             raise
-        configs = []
-    if config_value(configs, "transaction.partition.verification.enable") != "true":
+        verifies = None
+    if verifies != "true":
         log.warning(
             "the broker at %s does not verify, or does not say, that a transaction is open before it "
             "takes a batch (Semel does, and Kafka from 3.6 on): a writer of sink %r that wakes up late "
@@ -62,6 +62,26 @@ async def warn_unless_verified(cluster: Cluster, sink_id: str) -> None:
             cluster.bootstrap,
             sink_id,
         )
+
+
+async def refused_timeout(cluster: Cluster, sink_id: str, timeout_s: float) -> InitFailed:
+    """The error for a broker that takes no transaction of this length, with its maximum if it tells it."""
+    try:
+        max_timeout_ms = await _broker_setting(cluster, MAX_TIMEOUT_SETTING)
+    except SemelError:
+        max_timeout_ms = None  # not everybody may read it, and what is wrong is known without it
+    most = f"at most {int(max_timeout_ms) / 1000:g} s" if max_timeout_ms else "less"
+    return InitFailed(
+        f"sink {sink_id!r} cannot be opened: its transaction_timeout is {timeout_s:g} s, and the broker "
+        f"takes {most} (INVALID_TRANSACTION_TIMEOUT; the broker's {MAX_TIMEOUT_SETTING}). Give the sink a "
+        "lower transaction_timeout, or raise the broker's maximum"
+    )
+
+
+async def _broker_setting(cluster: Cluster, name: str) -> str | None:
+    admin = Admin(cluster)
+    broker = (await admin.describe_cluster()).brokers[0]
+    return config_value(await admin.broker_configs(broker.node_id), name)
 
 
 def is_wrong_setting(error: BaseException) -> bool:

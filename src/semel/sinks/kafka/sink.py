@@ -25,7 +25,7 @@ from semel.client.errors import UnknownOutcomeError
 from semel.client.metadata import TopicPartition
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
 from semel.client.shared_transaction import State as TransactionState
-from semel.errors import AbortableError, ConfigError, FencedError, SemelError
+from semel.errors import AbortableError, BrokerError, ConfigError, FencedError, SemelError
 from semel.sinks.errors import (
     AbortFailed,
     BeginFailed,
@@ -39,7 +39,12 @@ from semel.sinks.kafka.claim_service import ClaimService, LocalClaims
 from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.clock import MAX_OVERLONG_ATTEMPTS, TransactionClock
 from semel.sinks.kafka.markers import MarkerStore, other_than, transactional_id_of
-from semel.sinks.kafka.opening import is_wrong_setting, require_no_owner, warn_unless_verified
+from semel.sinks.kafka.opening import (
+    is_wrong_setting,
+    refused_timeout,
+    require_no_owner,
+    warn_unless_verified,
+)
 from semel.sinks.kafka.rows import RecordLayout
 from semel.sinks.kafka.topics import TopicShape, TopicShapes
 from semel.sinks.kafka.writer import HomeAccess, KafkaPlan, WriterSettings
@@ -50,6 +55,7 @@ from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import TransactionalSink
 from semel.sinks.source_group import Home, SourceGroup, SourceOffsets
 from semel.wire.compression import Codec
+from semel.wire.errors import ErrorCode
 
 DEFAULT_TRANSACTION_TIMEOUT_S: Final = 300.0
 
@@ -136,7 +142,12 @@ class KafkaSink(TransactionalSink):
         transaction = self._transaction = SharedTransaction(
             cluster, transactional_id_of(self.sink_id), self._transaction_options()
         )
-        await transaction.open()
+        try:
+            await transaction.open()
+        except BrokerError as error:
+            if error.code != ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+                raise
+            raise await refused_timeout(cluster, self.sink_id, self.transaction_timeout) from error
         if transaction.version < VERSION_2:
             await warn_unless_verified(cluster, self.sink_id)
         found = await self._markers.read(cluster)

@@ -81,7 +81,7 @@ def lay_out(target: Target, table_columns: Sequence[TableColumn], dialect: "Dial
     if target.schema is not None:
         _check_types(target, target.schema, columns, dialect)
     name_of = {column.source: column.name for column in columns}
-    keys = tuple(_named(name_of, key, "key", target) for key in target.keys)
+    keys = tuple(_key(name_of, key, target) for key in target.keys)
     _check_omitted(target, table_columns, columns)
     extra = _order_columns(target, name_of, dialect)
     order_by = tuple(name_of.get(source) or extra[source].name for source in target.order_by)
@@ -161,7 +161,8 @@ def _order_columns(target: Target, name_of: Mapping[str, str], dialect: "Dialect
     for number, source in enumerate(target.order_by):
         if source in name_of:
             continue
-        if target.schema is None or source not in target.schema.names:
+        _require_in_rows("order_by", source, target)
+        if target.schema is None:
             raise InitFailed(
                 f"order_by names {source!r}, which is not written to {target.table}: its type is not known. "
                 f"Give schema=, the Arrow schema of the rows, with that column in it"
@@ -171,10 +172,23 @@ def _order_columns(target: Target, name_of: Mapping[str, str], dialect: "Dialect
     return extra
 
 
-def _named(name_of: Mapping[str, str], source: str, what: str, target: Target) -> str:
-    if source not in name_of:
-        raise InitFailed(f"{what} column {source!r} is not written to {target.table}; map it with columns=")
-    return name_of[source]
+def _key(name_of: Mapping[str, str], source: str, target: Target) -> str:
+    if source in name_of:
+        return name_of[source]
+    _require_in_rows("keys", source, target)
+    raise InitFailed(
+        f"key column {source!r} is not written to {target.table}; what is written are the rows' columns "
+        f"{_listed(name_of)}. Name one of these in keys=, or map it with columns="
+    )
+
+
+def _require_in_rows(setting: str, source: str, target: Target) -> None:
+    """Where it is known which columns the rows have."""
+    if target.schema is not None and source not in target.schema.names:
+        raise InitFailed(
+            f"{setting}= names {source!r}, and the rows for {target.table} have no such column. They have "
+            f"{_listed(target.schema.names)}: name one of these"
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

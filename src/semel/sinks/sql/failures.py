@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
+from typing import Final
 
 
 class Cause(Enum):
@@ -22,13 +23,26 @@ OF_A_ROW: frozenset[Cause] = frozenset({Cause.ROW, Cause.REFERENCE})
 # The same statement would fail again.
 PERMANENT: frozenset[Cause] = frozenset({Cause.ROW, Cause.DENIED, Cause.MISSING})
 
+# What the user may do about a row.
+MEND: Final = (
+    "Mend the rows; or have those that do not fit their columns kept as dead letters, with strategy='staged' "
+    "and SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)"
+)
+
 
 class SqlFailure(Exception):  # noqa: N818 - it is for this package, which turns it into a SinkError
-    """What the server said; the transaction, if there was one, is to be rolled back."""
+    """What the server said; the transaction, if there was one, is to be rolled back.
 
-    def __init__(self, message: str, cause: Cause) -> None:
-        super().__init__(message)
+    `reason` is that alone. As a text it also says what may be done about a row.
+    """
+
+    def __init__(self, reason: str, cause: Cause) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.cause = cause
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {MEND}" if self.cause is Cause.ROW else self.reason
 
     @property
     def is_permanent(self) -> bool:

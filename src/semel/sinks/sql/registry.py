@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from semel.sinks.errors import SinkError
+from semel.errors import NotFoundError, SemelError
+from semel.sinks.errors import ConnectionLost, SinkError
 from semel.sinks.marker import ANY_QUERY, BY_HAND, Marker, Owner
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
@@ -38,7 +39,7 @@ class SqlRegistry:
         except SqlFailure as failure:
             if failure.cause is Cause.MISSING:
                 return []  # no sink was ever opened here
-            raise SinkError(str(failure)) from failure
+            raise _explained("the sinks of the database could not be read", failure) from failure
         finally:
             await session.close()
 
@@ -50,7 +51,7 @@ class SqlRegistry:
         except SqlFailure as failure:
             if failure.cause is Cause.MISSING:
                 return None
-            raise SinkError(str(failure)) from failure
+            raise _explained("the sinks of the database could not be read", failure) from failure
         finally:
             await session.close()
 
@@ -63,7 +64,7 @@ class SqlRegistry:
             await self._rows.insert(session, sink_id)
             await self._rows.adopt(session, sink_id, Marker(epoch, query_id, ""), _nobody(session))
         except SqlFailure as failure:
-            raise SinkError(f"the marker of {sink_id!r} was not set: {failure}") from failure
+            raise _explained(f"the marker of {sink_id!r} was not set", failure) from failure
         finally:
             await session.close()
 
@@ -76,7 +77,7 @@ class SqlRegistry:
                 await session.execute(f"DROP TABLE {self._dialect.quote_table(stage)}")
             return is_known
         except SqlFailure as failure:
-            raise SinkError(f"{sink_id!r} was not forgotten: {failure}") from failure
+            raise _explained(f"{sink_id!r} was not forgotten", failure) from failure
         finally:
             await session.close()
 
@@ -84,7 +85,9 @@ class SqlRegistry:
         try:
             return await self._dialect.connect(LABEL)
         except SqlFailure as failure:
-            raise SinkError(str(failure)) from failure
+            if failure.cause is Cause.MISSING:
+                raise NotFoundError(f"the database cannot be opened: {failure}. Name another") from failure
+            raise _explained("the database cannot be opened", failure) from failure
 
     async def _status(self, session: SqlSession, row: SinkRow) -> SinkStatus:
         holder = row.holder
@@ -92,6 +95,12 @@ class SqlRegistry:
             return SinkStatus(row.sink_id, row.marker, None, False)
         alive = await self._dialect.is_alive(session, holder.session_id, holder.label)
         return SinkStatus(row.sink_id, row.marker, holder.owner, alive)
+
+
+def _explained(what: str, failure: SqlFailure) -> SemelError:
+    if failure.cause is Cause.LOST:
+        return ConnectionLost(f"{what}: {failure}. Is the server running, and is this its address?")
+    return SinkError(f"{what}: {failure}")
 
 
 def _nobody(session: SqlSession) -> Holder:

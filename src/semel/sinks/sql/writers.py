@@ -7,13 +7,15 @@ yet belong to no receipt.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
 from semel.errors import ConfigError
-from semel.sinks.errors import WriteFailed
+from semel.sinks.errors import SinkError, WriteFailed
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import ServiceAddress, require_shared
@@ -56,6 +58,7 @@ class BufferingWriter(Writer):
     """Gathers rows up to a limit, and loads them in bulk."""
 
     def __init__(self, plan: SqlPlan, task: int, attempt: str, max_buffered: int) -> None:
+        self._rows_here = f"rows of sink {plan.sink_id!r} cannot be written to {plan.layout.table}"
         self._place = plan.place
         self._task = task
         self._attempt = attempt
@@ -72,7 +75,8 @@ class BufferingWriter(Writer):
     async def write(self, rows: Rows) -> None:
         self._refuse_if_spoiled()
         try:
-            table = self._shaper.shape(rows)
+            with self._named():
+                table = self._shaper.shape(rows)
             self._buffered.append(table)
             self._count(table.num_rows, table.nbytes)
             if self._buffered_rows >= self._max_buffered or self._buffered_bytes >= MAX_BUFFERED_BYTES:
@@ -85,7 +89,8 @@ class BufferingWriter(Writer):
         self._refuse_if_spoiled()
         self._is_spoiled = True  # it is used once
         await self._flush()
-        return await self._finished()
+        with self._named():
+            return await self._finished()
 
     async def cancel(self) -> None:
         self._is_spoiled = True
@@ -96,10 +101,26 @@ class BufferingWriter(Writer):
             return
         table = pa.concat_tables(self._buffered, promote_options="permissive")
         self._empty()
-        try:
+        with self._named():
             await self._load(table)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """What will never be written is told with its sink and table: there may be several."""
+        try:
+            yield
         except SqlFailure as failure:
-            raise write_error(failure) from failure
+            error = write_error(failure)
+            raise self._with_names(error) or error from failure
+        except WriteFailed as error:
+            if (named := self._with_names(error)) is None:
+                raise
+            raise named from error
+
+    def _with_names(self, error: SinkError) -> WriteFailed | None:
+        if not isinstance(error, WriteFailed) or not error.is_permanent:
+            return None
+        return WriteFailed(f"{self._rows_here}: {error}", is_permanent=True)
 
     def _count_loaded(self, loaded: Loaded) -> None:
         self.rows += loaded.rows
@@ -225,7 +246,7 @@ class StagedWriter(BufferingWriter):
                 if failure.cause not in OF_A_ROW:
                     raise
                 if part.num_rows == 1:
-                    await self._bury(session, part, str(failure), dead_stage)
+                    await self._bury(session, part, failure.reason, dead_stage)
                 else:
                     half = part.num_rows // 2
                     waiting += [part.slice(half), part.slice(0, half)]
