@@ -202,6 +202,10 @@ class TransactionalSink(ABC):
         self.tracker.last_committed = None if self._marker.epoch < 0 else self._marker.epoch
         return self.tracker.last_committed
 
+    def require_fit(self, epoch: int, query_id: str) -> None:
+        """Raises MarkerMismatch where this epoch of that query cannot be next, whatever it was made from."""
+        judge(self.sink_id, self._marker, epoch, Origin(query_id, self._marker.offsets_digest))
+
     async def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
         """Begins an epoch; None if the marker proves that it is committed, and then nothing is to be done.
 

@@ -1,10 +1,11 @@
-"""What is read from a query's checkpoint: a batch's source offsets, and whether the query has state.
+"""What is read from a query's checkpoint: its id, its next batch, what a batch reads, whether there is state.
 
 Spark writes `offsets/<batch>` before it runs the batch, and never changes it: a version, a line of metadata,
 and one line for each source. It is read through Hadoop's file systems, as Spark does, so that it may be
 anywhere.
 """
 
+import json
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,9 @@ from semel.spark.source_offsets import of_source
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
+COMMITS: Final = "commits"
 STATE: Final = "state"
 # The version and the metadata, which holds the time of planning.
 HEADER_LINES: Final = 2
@@ -67,17 +70,35 @@ class Checkpoint:
         self._root: Any = self._jvm.org.apache.hadoop.fs.Path(location)
         self._files: Any = self._root.getFileSystem(context._jsc.hadoopConfiguration())
 
+    def query_id(self) -> str:
+        """Empty if no query has run yet."""
+        return str(json.loads(self._read(METADATA))["id"]) if self._exists(METADATA) else ""
+
+    def next_batch(self) -> int:
+        """The one that Spark begins with: planned and not committed, or the one after those that are."""
+        if not self._exists(OFFSETS):
+            return 0
+        names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path(OFFSETS))]
+        last = max((int(name) for name in names if name.isdecimal()), default=-1)
+        return last + 1 if last < 0 or self._exists(COMMITS, str(last)) else last
+
     def offsets(self, batch_id: int) -> BatchOffsets:
         """What the batch reads; it is there before the batch runs."""
-        stream = self._files.open(self._path(OFFSETS, str(batch_id)))
-        try:
-            return parse_offsets(str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")))
-        finally:
-            stream.close()
+        return parse_offsets(self._read(OFFSETS, str(batch_id)))
 
     def has_state(self) -> bool:
         """Whether operators of the query keep state, whose store must see every batch."""
-        return bool(self._files.exists(self._path(STATE)))
+        return self._exists(STATE)
+
+    def _exists(self, *parts: str) -> bool:
+        return bool(self._files.exists(self._path(*parts)))
+
+    def _read(self, *parts: str) -> str:
+        stream = self._files.open(self._path(*parts))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
 
     def _path(self, *parts: str) -> Any:
         path = self._root

@@ -99,7 +99,7 @@ class ExactlyOnce:
         require_topics(self._df)
         checkpoint = Checkpoint(spark, self._checkpoint)
         source, has_python = cluster_of(self._df), runs_python(self._df)
-        sinks = self._open_sinks(driver_host(spark))
+        sinks = self._open_sinks(driver_host(spark), checkpoint)
         runner = EpochRunner(self._name, sinks, self._columns, checkpoint, source, has_python=has_python)
         try:
             query = (
@@ -127,7 +127,9 @@ class ExactlyOnce:
             checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
             checker.checkForStreaming(self._df._jdf.queryExecution().analyzed(), mode)
 
-    def _open_sinks(self, driver_host: str) -> list[BlockingSink]:
+    def _open_sinks(self, driver_host: str, checkpoint: Checkpoint) -> list[BlockingSink]:
+        """None stays open whose marker does not fit: it may be long until a batch comes and tells."""
+        query_id, next_batch = checkpoint.query_id(), checkpoint.next_batch()
         opened: list[BlockingSink] = []
         try:
             for place, sink in enumerate(self._sinks):
@@ -135,6 +137,7 @@ class ExactlyOnce:
                 blocking = BlockingSink(sink)
                 opened.append(blocking)
                 blocking.open(sink_id(self._name, place))
+                sink.require_fit(next_batch, query_id)
         except BaseException:
             close_all(self._name, opened)
             raise

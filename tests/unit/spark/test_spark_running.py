@@ -25,7 +25,7 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.kafka import KafkaSink
-from semel.sinks.marker import NO_MARKER, Owner
+from semel.sinks.marker import NO_MARKER, Marker, Owner
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.sink import TransactionalSink
@@ -132,9 +132,25 @@ def test_when_a_sink_cannot_be_opened_all_others_are_closed_though_one_close_fai
     sinks = [StubbornSink(targets[0]), MemorySink(targets[1]), MemorySink(targets[2])]
     pipeline = ExactlyOnce(fake_frame(), sinks, [[], [], []], "p", "ck", "append")
     with pytest.raises(InitFailed, match="no such table"):
-        pipeline._open_sinks("127.0.0.1")
+        pipeline._open_sinks("127.0.0.1", FRESH)
     assert [target.calls[-1] for target in targets[:2]] == ["close", "close"]
     assert "a sink of 'p' was not closed: the network is down" in caplog.text
+
+
+FRESH: Any = SimpleNamespace(query_id=lambda: "", next_batch=lambda: 0)
+
+
+def test_a_sink_whose_marker_does_not_fit_the_checkpoint_is_closed_at_the_start() -> None:
+    target = MemoryTarget()
+    target.marker = Marker(4, "a query", "its offsets")
+    pipeline = ExactlyOnce(fake_frame(), [MemorySink(target)], [[]], "p", "ck", "append")
+    with pytest.raises(MarkerMismatch, match="wiped"):
+        pipeline._open_sinks("127.0.0.1", FRESH)
+    assert target.calls[-1] == "close"
+    for batch in (4, 5):  # in the target, and next
+        at: Any = SimpleNamespace(query_id=lambda: "a query", next_batch=lambda batch=batch: batch)
+        (opened,) = pipeline._open_sinks("127.0.0.1", at)
+        opened.close()
 
 
 def fake_frame() -> Any:
