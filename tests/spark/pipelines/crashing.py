@@ -229,7 +229,7 @@ class MortalIntake(Intake):
     """Passes by while tasks write: one of them has brought rows into the transaction."""
 
     def __init__(self, sink: "MortalSqlSink") -> None:
-        super().__init__(sink._begun)
+        super().__init__(sink._begun, sink.settings.write_timeout)
         self._sink = sink
 
     async def load(self, attempt: Attempt, parts: Iterable[Part]) -> Loaded:
