@@ -53,8 +53,8 @@ class BlockingSink:
     ) -> None:
         self.close()
 
-    def open(self, sink_id: str) -> int | None:
-        return self._thread.run(self.sink.open(sink_id))
+    def open(self, sink_id: str, query_id: str | None = None) -> int | None:
+        return self._thread.run(self.sink.open(sink_id, query_id))
 
     def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
         return self._thread.run(self.sink.begin(epoch, origin))

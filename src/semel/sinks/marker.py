@@ -70,6 +70,16 @@ def decode_marker(text: str) -> tuple[Marker, Owner]:
     return Marker(**fields), owner
 
 
+@dataclass(slots=True, frozen=True)
+class Start:
+    """What is to be begun with: the next epoch, its query (empty if that is new), and whether it is settled
+    what the epoch reads."""
+
+    epoch: int
+    query_id: str
+    is_planned: bool
+
+
 class Verdict(Enum):
     NEXT = "next"
     COMMITTED = "committed"
@@ -92,6 +102,23 @@ def judge(sink_id: str, marker: Marker, epoch: int, origin: Origin) -> Verdict:
             f"`semel sink adopt` does not help: it would leave rows out, or double them"
         )
     raise MarkerMismatch(f"sink {sink_id!r} cannot take epoch {epoch}: {_why(marker, epoch, same_query)}")
+
+
+def require_fit(sink_id: str, marker: Marker, start: Start) -> None:
+    """Raises where the epoch cannot be next, whatever it is made from."""
+    judge(sink_id, marker, start.epoch, Origin(start.query_id, marker.offsets_digest))
+    if marker.epoch == start.epoch and marker.query_id == ANY_QUERY and not start.is_planned:
+        raise MarkerMismatch(
+            f"sink {sink_id!r} was told (adopt) that it has epoch {marker.epoch}, which nobody has planned "
+            f"yet: it would be skipped, with rows that are in no target. `semel sink adopt` takes the last "
+            f"epoch that is in the target: {marker.epoch - 1}, or less"
+        )
+
+
+def require_same_query(sink_id: str, marker: Marker, query_id: str) -> None:
+    """Raises where the marker is of another query: no epoch that its owner may yet commit changes that."""
+    if marker.epoch >= 0 and marker.query_id not in (query_id, ANY_QUERY):
+        raise MarkerMismatch(f"sink {sink_id!r} is not taken: {_why(marker, 0, same_query=False)}")
 
 
 def _why(marker: Marker, epoch: int, same_query: bool) -> str:

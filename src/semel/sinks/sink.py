@@ -44,7 +44,16 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
-from semel.sinks.marker import NO_MARKER, Marker, Owner, Verdict, judge
+from semel.sinks.marker import (
+    NO_MARKER,
+    Marker,
+    Owner,
+    Start,
+    Verdict,
+    judge,
+    require_fit,
+    require_same_query,
+)
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import NO_ORIGIN, Origin, Place, Receipt, check_receipts
 from semel.sinks.service import WILDCARD_HOSTS
@@ -137,6 +146,7 @@ class TransactionalSink(ABC):
         self.run = ""
         self._state = State.CLOSED
         self._marker = NO_MARKER
+        self._query_id: str | None = None
         self._epoch: int | None = None
         self._turn = 0
         self._shared_host: str | None = None
@@ -177,8 +187,11 @@ class TransactionalSink(ABC):
 
     # The contract
 
-    async def open(self, sink_id: str) -> int | None:
+    async def open(self, sink_id: str, query_id: str | None = None) -> int | None:
         """Takes the sink: fences earlier owners, aborts what they left; returns the last committed epoch.
+
+        With `query_id`, of which all epochs are going to be, a marker of another query is a MarkerMismatch,
+        and nobody is fenced for it.
 
         Idempotent in effect: after `close` or a failure it may be repeated, and each call is a new run.
         Cancellation-safe. After a cancellation or a crash at any point inside it earlier owners may be fenced
@@ -194,6 +207,7 @@ class TransactionalSink(ABC):
         self._plan, self._epoch = None, None
         await self._source.close()
         self._source = SourceGroup(sink_id)
+        self._query_id = query_id
         try:
             self._marker = await self._open(Owner.here(self.run))
         except FencedOut as error:
@@ -202,9 +216,13 @@ class TransactionalSink(ABC):
         self.tracker.last_committed = None if self._marker.epoch < 0 else self._marker.epoch
         return self.tracker.last_committed
 
-    def require_fit(self, epoch: int, query_id: str) -> None:
-        """Raises MarkerMismatch where this epoch of that query cannot be next, whatever it was made from."""
-        judge(self.sink_id, self._marker, epoch, Origin(query_id, self._marker.offsets_digest))
+    def require_fit(self, start: Start) -> None:
+        """Raises MarkerMismatch where this epoch cannot be next, whatever it is made from.
+
+        For an owner that learns what comes next from elsewhere: it looks there once it has the sink, when
+        nobody else goes on any more.
+        """
+        require_fit(self.sink_id, self._marker, start)
 
     async def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
         """Begins an epoch; None if the marker proves that it is committed, and then nothing is to be done.
@@ -319,7 +337,10 @@ class TransactionalSink(ABC):
 
     @abstractmethod
     async def _open(self, owner: Owner) -> Marker:
-        """Checks target and settings, fences, cleans up, reads the marker. May be called after a failure."""
+        """Checks target and settings, fences, cleans up, reads the marker. May be called after a failure.
+
+        Hands the marker to `_check_before_fencing` as soon as it can be seen.
+        """
 
     @abstractmethod
     async def _begin(self, place: Place) -> WriterPlan:
@@ -342,6 +363,12 @@ class TransactionalSink(ABC):
     @abstractmethod
     async def _close(self) -> None:
         """Lets go of connections, in any state."""
+
+    # Markers
+
+    def _check_before_fencing(self, seen: Marker) -> None:
+        if self._query_id is not None:
+            require_same_query(self.sink_id, seen, self._query_id)
 
     # States
 

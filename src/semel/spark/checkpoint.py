@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import ConfigError
+from semel.sinks.marker import Start
 from semel.spark.source_offsets import of_source
 
 if TYPE_CHECKING:
@@ -74,13 +75,17 @@ class Checkpoint:
         """Empty if no query has run yet."""
         return str(json.loads(self._read(METADATA))["id"]) if self._exists(METADATA) else ""
 
-    def next_batch(self) -> int:
-        """The one that Spark begins with: planned and not committed, or the one after those that are."""
+    def start(self) -> Start:
+        """What Spark begins with: the batch that is planned and not committed, or the one after those."""
+        last = self._last_planned()
+        is_planned = last >= 0 and not self._exists(COMMITS, str(last))
+        return Start(last if is_planned else last + 1, self.query_id(), is_planned)
+
+    def _last_planned(self) -> int:
         if not self._exists(OFFSETS):
-            return 0
+            return -1
         names = [str(each.getPath().getName()) for each in self._files.listStatus(self._path(OFFSETS))]
-        last = max((int(name) for name in names if name.isdecimal()), default=-1)
-        return last + 1 if last < 0 or self._exists(COMMITS, str(last)) else last
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def offsets(self, batch_id: int) -> BatchOffsets:
         """What the batch reads; it is there before the batch runs."""

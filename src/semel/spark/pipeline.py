@@ -128,16 +128,20 @@ class ExactlyOnce:
             checker.checkForStreaming(self._df._jdf.queryExecution().analyzed(), mode)
 
     def _open_sinks(self, driver_host: str, checkpoint: Checkpoint) -> list[BlockingSink]:
-        """None stays open whose marker does not fit: it may be long until a batch comes and tells."""
-        query_id, next_batch = checkpoint.query_id(), checkpoint.next_batch()
+        """None stays open whose marker does not fit: it may be long until a batch comes and tells.
+
+        What comes next is read when all are open: a driver that had them may have gone on until then.
+        """
         opened: list[BlockingSink] = []
         try:
             for place, sink in enumerate(self._sinks):
                 sink.share(driver_host)
                 blocking = BlockingSink(sink)
                 opened.append(blocking)
-                blocking.open(sink_id(self._name, place))
-                sink.require_fit(next_batch, query_id)
+                blocking.open(sink_id(self._name, place), checkpoint.query_id())
+            start = checkpoint.start()
+            for sink in self._sinks:
+                sink.require_fit(start)
         except BaseException:
             close_all(self._name, opened)
             raise

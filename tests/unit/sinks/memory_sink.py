@@ -64,6 +64,7 @@ class MemorySink(TransactionalSink):
         self.target = target
 
     async def _open(self, owner: Owner) -> Marker:
+        self._check_before_fencing(self.target.marker)
         self.target.call("open")
         return self.target.marker
 

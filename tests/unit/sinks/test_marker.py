@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from semel.sinks.errors import MarkerMismatch
-from semel.sinks.marker import ANY_QUERY, NO_MARKER, Marker, Owner, Verdict, decode_marker, judge
+from semel.sinks.marker import (
+    ANY_QUERY,
+    NO_MARKER,
+    Marker,
+    Owner,
+    Start,
+    Verdict,
+    decode_marker,
+    judge,
+    require_fit,
+)
 from semel.sinks.receipts import NO_ORIGIN, Origin
 
 ORIGIN = Origin("query", "digest")
@@ -56,3 +66,39 @@ def test_a_marker_survives_its_text_with_whoever_signed_it() -> None:
     text = FOUR.encode(owner)
     assert decode_marker(text) == (FOUR, owner)
     assert len(text) < 400  # a note of an offset may have 4,096 bytes
+
+
+@pytest.mark.parametrize(
+    ("marker", "start"),
+    [
+        (NO_MARKER, Start(0, "", is_planned=False)),
+        (NO_MARKER, Start(0, "query", is_planned=True)),
+        (Marker(4, "query", "its"), Start(4, "query", is_planned=True)),
+        (Marker(4, "query", "its"), Start(4, "query", is_planned=False)),
+        (Marker(4, "query", "its"), Start(5, "query", is_planned=False)),
+        (Marker(4, ANY_QUERY, ""), Start(4, "query", is_planned=True)),
+        (Marker(4, ANY_QUERY, ""), Start(5, "query", is_planned=False)),
+    ],
+)
+def test_what_may_be_next_is_let_through_before_it_is_known_what_it_reads(
+    marker: Marker, start: Start
+) -> None:
+    require_fit("sink", marker, start)
+
+
+@pytest.mark.parametrize(
+    ("marker", "start", "reason"),
+    [
+        (NO_MARKER, Start(3, "query", is_planned=False), "has no marker"),
+        (Marker(4, "query", ""), Start(3, "query", is_planned=True), "rolled back"),
+        (Marker(4, "query", ""), Start(6, "query", is_planned=False), "the epochs between"),
+        (Marker(4, "query", ""), Start(0, "", is_planned=False), "another query"),
+        # Skipped, it would take along whatever rows there are by the time that it is planned.
+        (Marker(4, ANY_QUERY, ""), Start(4, "query", is_planned=False), "in the target: 3, or less"),
+    ],
+)
+def test_what_cannot_be_next_is_refused_before_there_is_a_batch(
+    marker: Marker, start: Start, reason: str
+) -> None:
+    with pytest.raises(MarkerMismatch, match=reason):
+        require_fit("sink", marker, start)

@@ -18,6 +18,7 @@ from semel.sinks.errors import (
     SinkError,
     UnknownOutcome,
 )
+from semel.sinks.marker import ANY_QUERY, NO_MARKER, Marker
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import ALLOWED_FROM, MAX_SINK_ID_CHARACTERS, State
 from semel.sinks.tracker import Fate
@@ -67,6 +68,26 @@ async def test_a_marker_that_does_not_fit_is_an_error_and_begins_nothing() -> No
         await sink.begin(1)
     assert sink.state is State.IDLE
     assert "begin" not in sink.target.calls
+
+
+@pytest.mark.parametrize("query_id", ["", "another query"])
+async def test_nobody_is_fenced_for_epochs_of_another_query(query_id: str) -> None:
+    target = MemoryTarget()
+    target.marker = Marker(4, "a query", "offsets")
+    sink = MemorySink(target)
+    with pytest.raises(MarkerMismatch, match="another query"):
+        await sink.open("sink", query_id)
+    assert "open" not in target.calls
+    assert sink.state is State.CLOSED
+
+
+@pytest.mark.parametrize("marker", [NO_MARKER, Marker(4, "a query", ""), Marker(4, ANY_QUERY, "")])
+async def test_a_sink_is_opened_for_the_query_of_its_marker_and_for_any_if_it_has_none(
+    marker: Marker,
+) -> None:
+    target = MemoryTarget()
+    target.marker = marker
+    assert await MemorySink(target).open("sink", "a query") == (None if marker is NO_MARKER else 4)
 
 
 async def test_an_aborted_epoch_may_be_begun_again() -> None:

@@ -25,7 +25,7 @@ from semel.sinks.errors import (
     WriteFailed,
 )
 from semel.sinks.kafka import KafkaSink
-from semel.sinks.marker import NO_MARKER, Marker, Owner
+from semel.sinks.marker import NO_MARKER, Marker, Owner, Start
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.sink import TransactionalSink
@@ -137,20 +137,52 @@ def test_when_a_sink_cannot_be_opened_all_others_are_closed_though_one_close_fai
     assert "a sink of 'p' was not closed: the network is down" in caplog.text
 
 
-FRESH: Any = SimpleNamespace(query_id=lambda: "", next_batch=lambda: 0)
+def checkpoint_at(batch: int, query_id: str = "a query", *, is_planned: bool = True) -> Any:
+    return SimpleNamespace(query_id=lambda: query_id, start=lambda: Start(batch, query_id, is_planned))
 
 
-def test_a_sink_whose_marker_does_not_fit_the_checkpoint_is_closed_at_the_start() -> None:
+FRESH: Any = checkpoint_at(0, "", is_planned=False)
+
+
+def test_nobody_is_fenced_by_a_pipeline_whose_checkpoint_does_not_fit_the_marker() -> None:
     target = MemoryTarget()
     target.marker = Marker(4, "a query", "its offsets")
     pipeline = ExactlyOnce(fake_frame(), [MemorySink(target)], [[]], "p", "ck", "append")
     with pytest.raises(MarkerMismatch, match="wiped"):
         pipeline._open_sinks("127.0.0.1", FRESH)
-    assert target.calls[-1] == "close"
+    assert "open" not in target.calls, "whoever has the sink was fenced for nothing"
     for batch in (4, 5):  # in the target, and next
-        at: Any = SimpleNamespace(query_id=lambda: "a query", next_batch=lambda batch=batch: batch)
-        (opened,) = pipeline._open_sinks("127.0.0.1", at)
+        (opened,) = pipeline._open_sinks("127.0.0.1", checkpoint_at(batch))
         opened.close()
+
+
+def test_a_driver_that_commits_until_it_is_fenced_is_not_taken_for_a_checkpoint_rolled_back() -> None:
+    target = MemoryTarget()
+    target.marker = Marker(4, "a query", "its offsets")
+    planned = 5
+
+    class Sink(MemorySink):
+        async def _open(self, owner: Owner) -> Marker:
+            nonlocal planned
+            target.marker, planned = Marker(6, "a query", "other offsets"), 7
+            return await super()._open(owner)
+
+    living: Any = SimpleNamespace(
+        query_id=lambda: "a query", start=lambda: Start(planned, "a query", is_planned=True)
+    )
+    (opened,) = ExactlyOnce(fake_frame(), [Sink(target)], [[]], "p", "ck", "append")._open_sinks(
+        "127.0.0.1", living
+    )
+    opened.close()
+
+
+def test_a_checkpoint_behind_the_marker_is_refused_and_the_sink_closed() -> None:
+    target = MemoryTarget()
+    target.marker = Marker(4, "a query", "its offsets")
+    pipeline = ExactlyOnce(fake_frame(), [MemorySink(target)], [[]], "p", "ck", "append")
+    with pytest.raises(MarkerMismatch, match="rolled back"):
+        pipeline._open_sinks("127.0.0.1", checkpoint_at(3))
+    assert target.calls == ["open", "close"]
 
 
 def fake_frame() -> Any:

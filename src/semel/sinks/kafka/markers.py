@@ -17,7 +17,7 @@ from semel.client.shared_transaction import SharedTransaction
 from semel.client.transaction_admin import TransactionAdmin
 from semel.errors import BrokerError, SemelError
 from semel.sinks.errors import FencedOut, InitFailed
-from semel.sinks.marker import Marker, Owner, decode_marker
+from semel.sinks.marker import NO_MARKER, Marker, Owner, decode_marker
 from semel.wire.errors import ErrorCode
 
 TRANSACTIONAL_ID_PREFIX: Final = "semel-sink."
@@ -48,6 +48,12 @@ class MarkerStore:
         """The marker and who signed it; waits until no transaction has one pending."""
         committed = (await fetch_offsets(cluster, self.group_id, [self.where])).get(self.where)
         return None if committed is None else parse_marker(self.group_id, committed)
+
+    async def peek(self, cluster: Cluster) -> Marker:
+        """The marker as it is, whatever may be pending: for whoever must not wait for an open transaction."""
+        where = self.where
+        found = (await fetch_offsets(cluster, self.group_id, [where], require_stable=False)).get(where)
+        return NO_MARKER if found is None else parse_marker(self.group_id, found)[0]
 
     async def put(self, transaction: SharedTransaction, marker: Marker, owner: Owner) -> None:
         """The marker becomes part of a transaction."""

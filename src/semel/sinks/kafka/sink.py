@@ -134,6 +134,7 @@ class KafkaSink(TransactionalSink):
         await topics.open()
         if not self.settings.fence_on_open:
             await require_no_owner(cluster, self._markers)
+        self._check_before_fencing(await self._markers.peek(cluster))
         claims = LocalClaims(self._book, self._join, topics.find)
         self._home = HomeAccess(claims, cluster, self.metrics)
         if self._shared_host is not None:

@@ -163,6 +163,7 @@ class SqlSink(TransactionalSink):
         try:
             session = self._session = await self._dialect.connect(self._label)
             before = await self._read_row(session)
+            self._check_before_fencing(before.marker)
             layout = self._layout = await self._check_target(session)
             await self._start_service()
             row = await self._take(session, before)
