@@ -8,6 +8,9 @@ Rules:
 - A fetch asks for about the bytes that the rest of the range takes, as far as that can be told: where batches
   are kept small, most of what a large fetch brings would be thrown away.
 - What may pass (a broker restarts, a leader moves) is retried for as long as it may go on without progress.
+  Only time in which batches are waited for counts: Spark may hold a task back for as long as it likes, and
+  meanwhile nobody listens to the broker.
+- For the same reason a fetch that left ahead of time and failed is as good as one that was never sent.
 - Records that were there when the range was planned and are gone now are an error, or are skipped with a
   warning where the user said so (`failOnDataLoss`).
 """
@@ -69,6 +72,7 @@ class RangeFetch:
         "_fails_on_data_loss",
         "_fetching",
         "_isolation_level",
+        "_left_at",
         "_moved_at",
         "_retry_timeout_ms",
         "position",
@@ -94,7 +98,8 @@ class RangeFetch:
         self._fetching: asyncio.Task[PartitionData] | None = None
         self._backoff = Backoff()
         self._bytes_seen = 0
-        self._moved_at = asyncio.get_running_loop().time()
+        # When there was progress, put off by the time spent elsewhere; and since when it is spent there.
+        self._moved_at = self._left_at = asyncio.get_running_loop().time()
 
     @property
     def is_done(self) -> bool:
@@ -108,13 +113,21 @@ class RangeFetch:
 
     async def next_batches(self) -> list[tuple[BatchHeader, memoryview]]:
         """What has come next, perhaps nothing."""
-        fetching = self._fetching or asyncio.create_task(self._fetch())
-        self._fetching = None
+        loop = asyncio.get_running_loop()
+        self._moved_at += loop.time() - self._left_at
+        try:
+            return await self._next_batches()
+        finally:
+            self._left_at = loop.time()
+
+    async def _next_batches(self) -> list[tuple[BatchHeader, memoryview]]:
+        ahead, self._fetching = self._fetching, None
         before = self.position
         try:
-            found = await self._take(await fetching)
+            found = await self._take(await (ahead or self._fetch()))
         except RetriableError as error:
-            await self._pause(error)
+            if ahead is None:
+                await self._pause(error)
             return []
         if self.position > before:
             self._backoff.reset()

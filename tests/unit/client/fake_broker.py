@@ -151,8 +151,16 @@ class Partition:
         self.end_offset += header.last_offset_delta + 1
         return base_offset
 
-    def read(self, offset: int) -> bytes:
-        return b"".join(batch for batch in self.batches if read_header(batch).last_offset >= offset)
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """Whole batches: the first whatever its size, and others as long as there is room."""
+        found = bytearray()
+        for batch in self.batches:
+            if read_header(batch).last_offset < offset:
+                continue
+            if found and len(found) + len(batch) > max_bytes:
+                break
+            found += batch
+        return bytes(found)
 
     def values(self) -> list[bytes | None]:
         return [record.value for batch in self.batches for record in read_records(batch)]
@@ -417,7 +425,9 @@ class FakeBroker:
                 FetchableTopicResponse(
                     topic=topic.topic,
                     partitions=[
-                        self.fetch_partition(topic.topic, asked.partition, asked.fetch_offset)
+                        self.fetch_partition(
+                            topic.topic, asked.partition, asked.fetch_offset, asked.partition_max_bytes
+                        )
                         for asked in topic.partitions
                     ],
                 )
@@ -428,7 +438,7 @@ class FakeBroker:
             await asyncio.sleep(min(request.max_wait_ms, 20) / 1000)
         return response
 
-    def fetch_partition(self, name: str, index: int, offset: int) -> PartitionData:
+    def fetch_partition(self, name: str, index: int, offset: int, max_bytes: int) -> PartitionData:
         partition = self.topics[name][index]
         answer = PartitionData(
             partition_index=index,
@@ -440,7 +450,7 @@ class FakeBroker:
         if not partition.log_start_offset <= offset <= partition.end_offset:
             answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
         else:
-            answer.records = partition.read(offset)
+            answer.records = partition.read(offset, max_bytes)
         return answer
 
 
