@@ -37,18 +37,26 @@ LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
-
-DRIVER_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+# Java options of the driver besides those of the configuration, which follow them, and so win.
+SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 SPARKS_LOG_SETTINGS: Final = "log4j2.properties"
 
 
 def settings_for(master: str) -> dict[str, str]:
     """What is set unless the user does: little on a cluster, which has settings of its own."""
-    settings = {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
-    if not _has_log_settings():
-        settings[DRIVER_JAVA_OPTIONS] = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
-    return settings
+    return {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
+
+
+def limit_log() -> None:
+    """Makes Spark say less on the driver, unless the user has settings for that. Before the first session.
+
+    As a setting it would take the place of what `spark-defaults.conf` has: trust stores, proxies, Kerberos.
+    """
+    option = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    given = os.environ.get(SUBMIT_OPTIONS, "")
+    if option not in given and not _has_log_settings():
+        os.environ[SUBMIT_OPTIONS] = f"{option} {given}".strip()
 
 
 def _has_log_settings() -> bool:
@@ -94,6 +102,7 @@ def local_session(
             f"Spark knows no master {master!r}: it must be local[*], spark://HOST:PORT, yarn or k8s://URL"
         )
     prepare_environment()
+    limit_log()
     if master.startswith("local"):
         # Executors of `local-cluster` are processes of their own, and would listen to other machines.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)

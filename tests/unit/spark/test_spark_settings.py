@@ -1,10 +1,14 @@
 """What is checked and what is set before a pipeline runs, without a Spark."""
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
+import pyspark
 import pytest
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import SparkSession
@@ -25,8 +29,9 @@ from semel.errors import ConfigError
 from semel.sinks.kafka import KafkaSink
 from semel.spark import session
 from semel.spark.columns import prepare_columns
+from semel.spark.java import find_java
 from semel.spark.pipeline import Trigger, _with_trigger, driver_host
-from semel.spark.session import settings_for
+from semel.spark.session import LOG_SETTINGS, limit_log, settings_for
 
 STRING, BINARY = StringType(), BinaryType()
 
@@ -114,6 +119,7 @@ def test_spark_connect_is_refused_with_the_reason_wherever_it_is_met(
 ) -> None:
     monkeypatch.setattr(SparkSession, "builder", RemoteBuilder())
     monkeypatch.setattr(session, "prepare_environment", lambda: None)
+    monkeypatch.setattr(session, "limit_log", lambda: None)
     with pytest.raises(ConfigError, match="Remote is of Spark Connect, where foreachBatch runs in another"):
         ask(Remote())
 
@@ -124,14 +130,60 @@ def test_a_master_that_spark_does_not_know_is_refused_before_a_jvm_is_started(ma
         semel.spark.local_session("p", master=master)
 
 
-def test_what_spark_says_is_left_to_who_has_settings_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# In the place of Java: it lets Spark's launcher run, and prints the command that is to be run then.
+JAVA_THAT_SHOWS: Final = """\
+#!/bin/sh
+case "$*" in
+    *org.apache.spark.launcher.Main*) exec {java} "$@" ;;
+    *) printf '%s\\n' "$@" ;;
+esac
+"""
+
+
+def drivers_java_options(folder: Path, *settings: str) -> list[str]:
+    """Those that the JVM of a driver would be started with."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(JAVA_THAT_SHOWS.format(java=quote(str(find_java().home / "bin" / "java"))))
+    java.chmod(0o755)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    done = subprocess.run(
+        [submit, *(part for each in settings for part in ("--conf", each)), "pyspark-shell"],
+        env={**os.environ, "JAVA_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in done.stdout.splitlines() if line.startswith("-D")]
+
+
+@pytest.fixture
+def conf_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Spark looks for the user's settings."""
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    (option,) = [value for value in settings_for("yarn").values() if "log4j2" in value]
-    assert Path(option.partition("file://")[2]).exists()
-    (tmp_path / "log4j2.properties").touch()
-    assert not [value for value in settings_for("yarn").values() if "log4j2" in value]
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dof.the.environment=1")
+    return tmp_path
+
+
+LIMITS_THE_LOG: Final = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+
+
+def test_java_options_of_the_user_stay_beside_those_that_limit_the_log(conf_dir: Path) -> None:
+    (conf_dir / "spark-defaults.conf").write_text(
+        "spark.driver.extraJavaOptions -Dof.the.defaults=1\nspark.driver.defaultJavaOptions -Dof.all=1\n"
+    )
+    limit_log()
+    limit_log()
+    options = drivers_java_options(conf_dir, *map("=".join, settings_for("yarn").items()))
+    ours = [LIMITS_THE_LOG, "-Dof.the.environment=1", "-Dof.all=1", "-Dof.the.defaults=1"]
+    assert [option for option in options if option in ours] == ours
+    assert LOG_SETTINGS.exists()
+
+
+def test_what_spark_says_is_left_to_who_has_settings_for_that(conf_dir: Path) -> None:
+    (conf_dir / "log4j2.properties").touch()
+    limit_log()
+    assert LIMITS_THE_LOG not in os.environ["SPARK_SUBMIT_OPTS"]
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local-cluster[2,1,1024]"])
