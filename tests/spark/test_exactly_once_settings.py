@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -20,6 +21,7 @@ from semel.sinks.sink import TransactionalSink
 from semel.sinks.sql.names import STAGE_PREFIX
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
+from semel.spark.checkpoint import Checkpoint
 from semel.spark.pipeline import sink_id
 from semel.spark.running import is_final
 
@@ -127,6 +129,19 @@ def test_threads_that_hide_their_query_are_refused(
     pipeline.feed(0, FEW)
     monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
     refused_for_good(pipeline, pipeline.sink, ConfigError, "PYSPARK_PIN_THREAD=false.*unset it")
+
+
+def test_a_checkpoint_is_looked_for_with_what_is_set_on_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Keys of an object store, say. Here it is where a path leads."""
+    (tmp_path / "metadata").write_text('{"id":"that of the query"}')
+    way = "fs.viewfs.mounttable.elsewhere.link./ck"
+    spark.conf.set(way, tmp_path.as_uri())
+    try:
+        assert Checkpoint(spark, "viewfs://elsewhere/ck").query_id() == "that of the query"
+    finally:
+        spark.conf.unset(way)
 
 
 CONNECTED: Final = """

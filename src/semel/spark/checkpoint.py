@@ -66,10 +66,11 @@ class Checkpoint:
 
     def __init__(self, spark: "SparkSession", location: str) -> None:
         # PySpark has no typed way to Hadoop's file systems.
-        context: Any = spark.sparkContext
-        self._jvm: Any = context._jvm
+        session: Any = spark
+        self._jvm: Any = session.sparkContext._jvm
         self._root: Any = self._jvm.org.apache.hadoop.fs.Path(location)
-        self._files: Any = self._root.getFileSystem(context._jsc.hadoopConfiguration())
+        # With what was set on the session, as Spark takes it.
+        self._files: Any = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
     def query_id(self) -> str:
         """Empty if no query has run yet."""
