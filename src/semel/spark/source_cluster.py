@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.loop_thread import LoopThread
-from semel.errors import BrokerError, ConfigError, SemelError
+from semel.errors import BrokerError, ConfigError, RetriableError, SemelError
 from semel.spark.source_options import BOOTSTRAP, FORMAT, SourceOptions
 from semel.spark.source_security import read_security
 from semel.wire.errors import ErrorCode
@@ -37,7 +37,10 @@ def cluster_of(df: "DataFrame") -> SourceCluster | None:
 
 
 def require_topics(df: "DataFrame") -> None:
-    """Refuses to read topics that are not there. Whatever else may be wrong with them, the reader says."""
+    """Refuses to read topics that are not there. Whatever else may be wrong with them, the reader says.
+
+    It waits for brokers that are away, too.
+    """
     thread = LoopThread("look for topics")
     try:
         for source in _sources(df):
@@ -49,15 +52,18 @@ def require_topics(df: "DataFrame") -> None:
 
 async def _require_topics(options: SourceOptions) -> None:
     give_up_at = asyncio.get_running_loop().time() + NEW_TOPIC_PATIENCE_S
-    async with Cluster(options.bootstrap, options.connection) as cluster:
-        for topic in options.topics:
-            while not await _may_be_read(cluster, topic):
-                if asyncio.get_running_loop().time() >= give_up_at:
-                    raise ConfigError(
-                        f"there is no topic {topic!r} to read from at {options.bootstrap}: check the name "
-                        "with `semel topic list`, or create it"
-                    )
-                await asyncio.sleep(NEW_TOPIC_POLL_S)
+    try:
+        async with Cluster(options.bootstrap, options.connection) as cluster:
+            for topic in options.topics:
+                while not await _may_be_read(cluster, topic):
+                    if asyncio.get_running_loop().time() >= give_up_at:
+                        raise ConfigError(
+                            f"there is no topic {topic!r} to read from at {options.bootstrap}: check the "
+                            "name with `semel topic list`, or create it"
+                        )
+                    await asyncio.sleep(NEW_TOPIC_POLL_S)
+    except RetriableError as error:
+        log.warning("what is to be read is away, and its reader waits for it: %s", error)
 
 
 async def _may_be_read(cluster: Cluster, topic: str) -> bool:
