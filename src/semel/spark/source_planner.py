@@ -41,7 +41,10 @@ class Planner:
     # Offsets
 
     def starting_offsets(self) -> Offsets:
-        return self._run(partial(self._resolve, STARTING_OFFSETS, self._options.starting))
+        starts = self._run(partial(self._resolve, STARTING_OFFSETS, self._options.starting))
+        if not isinstance(self._options.starting, int):
+            self._refuse_past_the_end(STARTING_OFFSETS, starts)
+        return starts
 
     def latest_offsets(self, *, fresh: bool = False) -> Offsets:
         """Where the partitions end for this reader: the last stable offsets, or the high watermarks."""
@@ -51,12 +54,17 @@ class Planner:
 
     def ending_offsets(self) -> Offsets:
         ends = self._run(partial(self._resolve, ENDING_OFFSETS, self._options.ending))
-        for where, latest in self.latest_offsets().items():
-            if ends[where] > latest:
-                raise ConfigError(
-                    f"{ENDING_OFFSETS} goes to offset {ends[where]} of {where}, and that ends at {latest}"
-                )
+        self._refuse_past_the_end(ENDING_OFFSETS, ends)
         return ends
+
+    def _refuse_past_the_end(self, name: str, given: Offsets) -> None:
+        latest = self.latest_offsets()
+        for where, offset in given.items():
+            if offset > latest.get(where, offset):
+                raise ConfigError(
+                    f"{name} has offset {offset} for {where}, and that ends at {latest[where]}: give an "
+                    "offset up to its end, or -1, which is the latest"
+                )
 
     async def _resolve(self, name: str, place: Offsets | int) -> Offsets:
         partitions = await self._find_partitions()

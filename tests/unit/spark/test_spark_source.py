@@ -255,6 +255,24 @@ def test_offsets_must_be_given_for_every_partition(broker: FakeBroker) -> None:
         reader.stop()
 
 
+def test_offsets_past_the_end_are_refused_and_not_taken_for_a_loss(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 3)
+    past = '{"t": {"0": 4, "1": 0}}'
+    says = "Offsets has offset 4 for t-0, and that ends at 3: give an offset up to its end, or -1"
+    for lenient in ("true", "false"):
+        reader = stream(broker, startingOffsets=past, failOnDataLoss=lenient)
+        with pytest.raises(ConfigError, match=f"starting{says}"):
+            reader.initialOffset()
+        reader.stop()
+    for name in ("startingOffsets", "endingOffsets"):
+        source = SemelDataSource({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": "t", name: past})
+        with pytest.raises(ConfigError, match=name.removesuffix("Offsets") + says):
+            source.reader(source.schema()).partitions()
+    at_the_end = stream(broker, startingOffsets=past.replace("4", "3"))
+    assert at_the_end.initialOffset() == {"t": {"0": 3, "1": 0}}
+    at_the_end.stop()
+
+
 def test_a_broker_that_hangs_up_is_asked_again(broker: FakeBroker) -> None:
     fill(broker, "t", 0, 3)
     reader = stream(broker)
