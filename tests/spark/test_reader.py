@@ -88,6 +88,13 @@ def numbers(*ranges: tuple[int, int]) -> list[bytes]:
     return [b"%06d" % number for first, last in ranges for number in range(first, last)]
 
 
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 # What a row is
 
 
@@ -334,6 +341,43 @@ def test_a_stream_from_the_latest_brings_every_row_after_its_first_batch_was_run
             produce(bootstrap, topic, numbered(first, first + 5))
             query.processAllAvailable()
     assert batches.all == numbers((5, 15))
+
+
+def test_a_stream_from_a_log_that_was_cut_reads_every_row_once_when_its_first_batch_is_run_again(
+    spark: SparkSession, shared_broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    bootstrap = shared_broker.bootstrap
+    create_topic(bootstrap, topic, partitions=2)
+    produce(bootstrap, topic, numbered(0, 9))
+    delete_records(bootstrap, {(topic, 0): 5})
+    batches = Batches()
+    frame = semel.spark.read(spark, bootstrap, topic)
+    run_until_caught_up(frame, tmp_path / "ck", batches)
+    assert batches.values == [[], numbers((5, 9))]
+    # What a driver that died in its first batch leaves behind.
+    for of_the_second in ("commits", "offsets/1", "offsets/.1.crc"):
+        remove(tmp_path / "ck" / of_the_second)
+    produce(bootstrap, topic, numbered(9, 12))
+    run_until_caught_up(frame, tmp_path / "ck", batches)
+    assert batches.values == [[], numbers((5, 12))]
+
+
+def test_a_first_batch_whose_records_are_deleted_before_it_is_run_again_is_an_error_or_has_the_rest(
+    spark: SparkSession, shared_broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    bootstrap = shared_broker.bootstrap
+    create_topic(bootstrap, topic)
+    produce(bootstrap, topic, numbered(0, 9))
+    batches = Batches()
+    run_until_caught_up(semel.spark.read(spark, bootstrap, topic), tmp_path / "ck", batches)
+    assert batches.values == [numbers((0, 9))]
+    remove(tmp_path / "ck" / "commits")
+    delete_records(bootstrap, {(topic, 0): 5})
+    with pytest.raises(PySparkException, match="begins at offset 5 now, and the first batch of this query"):
+        run_until_caught_up(semel.spark.read(spark, bootstrap, topic), tmp_path / "ck", batches)
+    patient = semel.spark.read(spark, bootstrap, topic, failOnDataLoss=False)
+    run_until_caught_up(patient, tmp_path / "ck", batches)
+    assert batches.values == [numbers((5, 9))]
 
 
 # Gaps and losses

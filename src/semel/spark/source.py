@@ -7,8 +7,15 @@ Rules:
   holds: `commit` does nothing.
 - Spark writes the end of a batch into its checkpoint before it runs, but never the start of the first one: a
   driver that dies in its first batch asks for the initial offsets again. `latest` would have moved by then,
-  and records be lost. So the first batch of a query that starts at the latest offsets is empty, and puts them
-  into the checkpoint; when it is run again, from other offsets, it is empty still.
+  and records be lost; `earliest` moves, too, where old records are deleted, and sinks that have committed the
+  batch would have had other rows than those that have not. So the first batch of a query is empty where it
+  starts at the latest offsets, or at the earliest of a log that begins above 0, and puts them into the
+  checkpoint.
+- A first batch from the latest that is run again, from other offsets, is empty still. From the earliest, one
+  that is not empty began at 0. If a log begins above 0 when it is run again, records are gone: an error, or a
+  warning. Only where they are gone right up to the batch's end, all of them, does it look like an empty one.
+- From 0 no batch is made empty: most logs begin there, and the first batch of a query is what its user waits
+  for.
 - The first batch is known by where it begins and where it ends. That it begins at the initial offsets is not
   enough: the second one does, too, since the first one went nowhere.
 - Partitions that come up later are read from their beginning.
@@ -37,7 +44,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from semel.client.admin import LATEST
+from semel.client.admin import EARLIEST, LATEST
 from semel.client.cluster import Cluster
 from semel.client.settled_heap import settle
 from semel.errors import ConfigError
@@ -146,7 +153,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         if self._first_end is None:
             self._first_end = begin
-            if self._is_first_from_latest(begin, begin):
+            if self._is_first(begin, begin) and (self._starts_at_latest or self._moving_starts(begin)):
                 return to_json(begin)
         planner = self._connected()
         self._latest = self._target or planner.latest_offsets()
@@ -161,8 +168,12 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._first_end is None:
             # Planned by a driver that died: Spark runs such a batch before it asks for another one.
             self._first_end = until
-        if begin == until or self._is_first_from_latest(begin, until):
+        if all(begin.get(where) == end for where, end in until.items()):
             return []
+        if self._is_first(begin, until):
+            if self._starts_at_latest:
+                return []
+            self._connected().check_first_is_whole(self._moving_starts(begin))
         return [RangePartition(each) for each in self._connected().plan(begin, until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -184,12 +195,17 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = self._options.starting
         return starting == LATEST if isinstance(starting, int) else LATEST in starting.values()
 
-    def _is_first_from_latest(self, begin: Offsets, end: Offsets) -> bool:
-        """Whether this is a query's first batch, and has to be empty whatever lies between its offsets.
+    def _moving_starts(self, begin: Offsets) -> Offsets:
+        """Where logs begin above 0, if that is where the query does: another time they begin elsewhere."""
+        starting = self._options.starting
+        places = dict.fromkeys(begin, starting) if isinstance(starting, int) else starting
+        return {
+            where: offset for where, offset in begin.items() if offset > 0 and places.get(where) == EARLIEST
+        }
 
-        Sinks may have committed it before the driver died: it must not have other rows the second time.
-        """
-        return self._starts_at_latest and begin == self._initial and end == self._first_end
+    def _is_first(self, begin: Offsets, end: Offsets) -> bool:
+        """Whether this is a query's first batch: a new one, or one that is run again."""
+        return begin == self._initial and end == self._first_end
 
     def _connected(self) -> Planner:
         if self._planner is None:

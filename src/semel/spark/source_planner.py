@@ -100,6 +100,14 @@ class Planner:
             elif end < offset:
                 self._lose(f"{where} was read up to offset {offset}, and ends at {end} now")
 
+    def check_first_is_whole(self, moved: Offsets) -> None:
+        """A first batch that is run again, and is not empty, began at 0: not where these logs begin now."""
+        for where, offset in moved.items():
+            self._lose(
+                f"{where} begins at offset {offset} now, and the first batch of this query may have begun "
+                "before it: it is run again, and nobody remembers"
+            )
+
     def plan(
         self, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]
     ) -> list[OffsetRange]:

@@ -211,6 +211,105 @@ def test_available_now_reads_on_after_an_empty_first_batch_that_is_run_again(bro
     reader.stop()
 
 
+FROM_EARLIEST = pytest.mark.parametrize("starting", ["earliest", '{"t": {"0": -2, "1": 0}}'])
+
+
+def cut(broker: FakeBroker, offset: int) -> None:
+    """Retention deletes what is older."""
+    broker.topics["t"][0].log_start_offset = offset
+
+
+@FROM_EARLIEST
+def test_the_first_batch_from_a_log_that_was_cut_is_empty_also_when_it_is_run_again(
+    broker: FakeBroker, starting: str
+) -> None:
+    """Or it would begin elsewhere then, if more was cut meanwhile: its start is not in the checkpoint."""
+    fill(broker, "t", 0, 8)
+    cut(broker, 5)
+    first = stream(broker, startingOffsets=starting)
+    initial = first.initialOffset()
+    logged = first.latestOffset(initial, ALL)
+    assert logged == initial == {"t": {"0": 5, "1": 0}}
+    assert ranges(first, initial, logged) == []
+    second = first.latestOffset(logged, ALL)
+    assert ranges(first, logged, second) == [("t", 0, 5, 8)]
+    first.stop()
+
+    again = stream(broker, startingOffsets=starting)
+    for _ in range(2):
+        assert ranges(again, again.initialOffset(), logged) == []
+    assert ranges(again, logged, again.latestOffset(logged, ALL)) == [("t", 0, 5, 8)]
+    again.stop()
+
+
+def test_an_empty_first_batch_that_is_run_again_minds_no_partition_that_was_added(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 8)
+    cut(broker, 5)
+    logged = {"t": {"0": 5, "1": 0}}
+    broker.topics["t"].append(Partition())
+    fill(broker, "t", 2, 4)
+    reader = stream(broker)
+    assert ranges(reader, reader.initialOffset(), logged) == []
+    end = reader.latestOffset(logged, ALL)
+    assert ranges(reader, logged, end) == [("t", 0, 5, 8), ("t", 2, 0, 4)]
+    reader.stop()
+
+
+@FROM_EARLIEST
+def test_a_first_batch_that_is_run_again_after_its_log_was_cut_is_an_error_or_reads_the_rest(
+    broker: FakeBroker, starting: str
+) -> None:
+    fill(broker, "t", 0, 8)
+    first = stream(broker, startingOffsets=starting)
+    initial = first.initialOffset()
+    logged = first.latestOffset(initial, ALL)
+    assert ranges(first, initial, logged) == [("t", 0, 0, 8)]
+    first.stop()
+    again = stream(broker, startingOffsets=starting)
+    assert ranges(again, again.initialOffset(), logged) == [("t", 0, 0, 8)]
+    again.stop()
+
+    cut(broker, 5)
+    strict = stream(broker, startingOffsets=starting)
+    with pytest.raises(DataLostError, match="t-0 begins at offset 5 now, and the first batch of this query"):
+        ranges(strict, strict.initialOffset(), logged)
+    strict.stop()
+    lenient = stream(broker, startingOffsets=starting, failOnDataLoss="false")
+    assert ranges(lenient, lenient.initialOffset(), logged) == [("t", 0, 5, 8)]
+    lenient.stop()
+
+
+def test_an_empty_first_batch_whose_log_was_cut_further_is_an_error_or_the_next_goes_on(
+    broker: FakeBroker,
+) -> None:
+    fill(broker, "t", 0, 8)
+    cut(broker, 6)
+    logged = {"t": {"0": 5, "1": 0}}
+    strict = stream(broker)
+    with pytest.raises(DataLostError, match="t-0 begins at offset 6 now"):
+        ranges(strict, strict.initialOffset(), logged)
+    strict.stop()
+    lenient = stream(broker, failOnDataLoss="false")
+    assert ranges(lenient, lenient.initialOffset(), logged) == []
+    assert ranges(lenient, logged, lenient.latestOffset(logged, ALL)) == [("t", 0, 5, 8)]
+    lenient.stop()
+
+
+def test_offsets_that_a_user_gave_do_not_move_and_need_no_empty_batch(broker: FakeBroker) -> None:
+    fill(broker, "t", 0, 8)
+    cut(broker, 3)
+    given = '{"t": {"0": 4, "1": -2}}'
+    for _ in range(2):
+        reader = stream(broker, startingOffsets=given)
+        initial = reader.initialOffset()
+        logged = reader.latestOffset(initial, ALL)
+        assert ranges(reader, initial, logged) == [("t", 0, 4, 8)]
+        reader.stop()
+    again = stream(broker, startingOffsets=given)
+    assert ranges(again, again.initialOffset(), logged) == [("t", 0, 4, 8)]
+    again.stop()
+
+
 def test_a_new_partition_is_read_from_its_beginning_and_must_have_one(broker: FakeBroker) -> None:
     reader = stream(broker)
     start = reader.initialOffset()
