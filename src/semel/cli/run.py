@@ -101,7 +101,7 @@ class ProgressDisplay:
         self._is_terminal = is_terminal
         self._fills: dict[str, Fill] = {}
         self._told_epochs: dict[str, int] = {}
-        self._quiet_until = 0.0
+        self._quiet_until: dict[str, float] = {}
 
     def show(self, progress: Progress) -> None:
         fill = self._fills.setdefault(progress.pipeline, Fill())
@@ -122,13 +122,13 @@ class ProgressDisplay:
             click.echo(" | ".join(progress_text(each) for each in self._latest()) + self._restarts())
 
     def _is_news(self, progress: Progress) -> bool:
-        """Whether an epoch was committed since the last line, and that was a while ago."""
-        now = time.monotonic()
-        told = self._told_epochs.get(progress.pipeline, NO_EPOCH)
-        if progress.committed_epoch == told or now < self._quiet_until:
+        """Whether it committed an epoch since its last line, and that was a while ago."""
+        now, pipeline = time.monotonic(), progress.pipeline
+        told = self._told_epochs.get(pipeline, NO_EPOCH)
+        if progress.committed_epoch == told or now < self._quiet_until.get(pipeline, now):
             return False
-        self._told_epochs[progress.pipeline] = progress.committed_epoch
-        self._quiet_until = now + LINE_INTERVAL_S
+        self._told_epochs[pipeline] = progress.committed_epoch
+        self._quiet_until[pipeline] = now + LINE_INTERVAL_S
         return True
 
     def _bars(self) -> str:

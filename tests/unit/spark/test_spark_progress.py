@@ -132,6 +132,14 @@ def test_elsewhere_a_line_tells_of_commits_now_and_then(
     assert capsys.readouterr().err.count("\n") == 2
 
 
+def test_no_pipeline_of_a_file_waits_for_the_line_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    totals, copies = replace(PROGRESS, lag=150), replace(PROGRESS, pipeline="copies", lag=150)
+    displayed(totals, copies, replace(totals, committed_epoch=7), is_terminal=False)
+    assert capsys.readouterr().err == "".join(
+        f"{name}: {FIGURES}, 25 % read\n" for name in ("totals", "copies")
+    )
+
+
 def test_what_there_is_none_of_is_told_so_and_what_was_skipped_is_told() -> None:
     none_yet = replace(PROGRESS, batch=-1, committed_epoch=-1, rows=0, rows_per_s=0.0, lag=None, skips=0)
     assert run.progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
