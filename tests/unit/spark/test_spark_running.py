@@ -191,8 +191,12 @@ def fake_frame() -> Any:
 
 def test_no_sink_is_opened_where_the_checkpoint_cannot_be_looked_at() -> None:
     target = MemoryTarget()
-    pipeline = ExactlyOnce(fake_frame(), [MemorySink(target)], [[]], "p", "ck", "append")
-    with pytest.raises(AttributeError):
+    frame = MagicMock()
+    frame.sparkSession.streams.active = []
+    frame._jdf.queryExecution().analyzed().collectLeaves().iterator().hasNext.return_value = False
+    frame.sparkSession.sparkContext._jvm.org.apache.hadoop.fs.Path.side_effect = OSError("no file system")
+    pipeline = ExactlyOnce(frame, [MemorySink(target)], [[]], "p", "ck", "append")
+    with pytest.raises(OSError, match="no file system"):
         pipeline.start()
     assert target.calls == []
 
