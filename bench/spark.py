@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/spark.py                       2 million records of 200 bytes, topic to topic
     .venv/bin/python bench/spark.py --brokers semel       on one of the two brokers
-    .venv/bin/python bench/spark.py --small-batches 350   the fixed cost of a batch
+    .venv/bin/python bench/spark.py --small-batches 1000  the fixed cost of a batch
 
 Each round runs every way once, warm, one after the other, on one session; `availableNow`, one batch. CPU is
 that of the driver with all processes below it and of the broker: what to trust on a busy machine.
