@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel.cli import run
-from semel.cli.run import Fill, ProgressDisplay
+from semel.cli import progress_display
+from semel.cli.progress_display import Fill, ProgressDisplay, progress_figures
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.tracker import EpochTracker
 from semel.spark.progress import Progress, decode, lag_of, progress_of, read_of, render_metrics
@@ -137,7 +137,7 @@ def test_elsewhere_a_line_tells_of_commits_now_and_then(
     none_yet = replace(first, batch=-1, committed_epoch=-1)
     displayed(none_yet, first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err == f"totals: {FIGURES}, 25 % read\n"
-    monkeypatch.setattr(run, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress_display, "LINE_INTERVAL_S", 0.0)
     displayed(first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err.count("\n") == 2
 
@@ -152,8 +152,8 @@ def test_no_pipeline_of_a_file_waits_for_the_line_of_another(capsys: pytest.Capt
 
 def test_what_there_is_none_of_is_told_so_and_what_was_skipped_is_told() -> None:
     none_yet = replace(PROGRESS, batch=-1, committed_epoch=-1, rows=0, rows_per_s=0.0, lag=None, skips=0)
-    assert run.progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
-    assert run.progress_figures(PROGRESS).startswith("batch 7, 1 skipped, epoch 6 committed, ")
+    assert progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
+    assert progress_figures(PROGRESS).startswith("batch 7, 1 skipped, epoch 6 committed, ")
 
 
 def test_who_asks_for_quiet_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:
