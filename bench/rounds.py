@@ -1,9 +1,25 @@
-"""Figures of rounds that took turns."""
+"""Rounds in which several ways take turns, and their figures."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+F = TypeVar("F")
+
+
+def take_turns(ways: Mapping[str, Callable[[], F]], rounds: int, warm_rounds: int) -> dict[str, list[F]]:
+    """Runs every way once a round, and returns what each took in the rounds that are not to warm up."""
+    results: dict[str, list[F]] = {name: [] for name in ways}
+    for number in range(-warm_rounds, rounds):
+        for name, run in ways.items():
+            took = run()
+            print(f"{number} {name}: {took}", file=sys.stderr, flush=True)
+            if number >= 0:
+                results[name].append(took)
+    return results
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:

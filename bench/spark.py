@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/spark.py                       2 million records of 200 bytes, topic to topic
     .venv/bin/python bench/spark.py --brokers semel       on one of the two brokers
-    .venv/bin/python bench/spark.py --small-batches 350   the fixed cost of a batch
+    .venv/bin/python bench/spark.py --small-batches 1000  the fixed cost of a batch
 
 Each round runs every way once, warm, one after the other, on one session; `availableNow`, one batch. CPU is
 that of the driver with all processes below it and of the broker: what to trust on a busy machine.
@@ -19,12 +19,13 @@ import sys
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import brokers
 from cpu_meter import CpuMeter
-from rounds import spread, times_as_fast
+from rounds import spread, take_turns, times_as_fast
 from spark_reader import PARTITIONS, TOPIC, connector_jars, feed, why_no_connector
 
 from semel.client.admin import READ_COMMITTED, Admin
@@ -72,6 +73,9 @@ class Figures(NamedTuple):
     cpu_s: float
     batch_ms: list[float]
 
+    def __str__(self) -> str:
+        return f"{self.elapsed_s:.1f} s, {self.cpu_s:.1f} CPU s"
+
 
 class Bench:
     """A session, a broker with a full topic, and places for outputs and checkpoints."""
@@ -84,7 +88,7 @@ class Bench:
         self.scratch = scratch
         self.meter = meter
 
-    def run(self, way: Way, records: int, per_batch: int | None = None) -> Figures:
+    def run(self, way: Way, records: int, per_batch: int | None) -> Figures:
         """Moves the whole topic once, to a topic of its own."""
         target = f"out-{uuid.uuid4().hex[:8]}"
         asyncio.run(create(self.broker.bootstrap, target))
@@ -153,23 +157,6 @@ def report(broker: str, results: dict[Way, list[Figures]], records: int) -> None
         print(f"{way.name:<36}{spread(rates):>24}{per_cpu:>18,.0f}{batches:>14,.0f}{faster:>22}")
 
 
-def compare(
-    bench: Bench, ways: list[Way], rounds: range, records: int, per_batch: int | None
-) -> dict[Way, list[Figures]]:
-    results: dict[Way, list[Figures]] = {way: [] for way in ways}
-    for number in rounds:
-        for way in ways:
-            figures = bench.run(way, records, per_batch)
-            print(
-                f"{number} {way.name}: {figures.elapsed_s:.1f} s, {figures.cpu_s:.1f} CPU s",
-                file=sys.stderr,
-                flush=True,
-            )
-            if number >= 0:
-                results[way].append(figures)
-    return results
-
-
 def on_broker(
     name: str, given: argparse.Namespace, spark: SparkSession, ways: list[Way]
 ) -> dict[str, object]:
@@ -184,11 +171,12 @@ def on_broker(
             per_batch = given.small_records if small else None
             with CpuMeter() as meter:
                 bench = Bench(spark, broker, Path(scratch), meter)
-                results = compare(bench, ways, range(-given.warm_rounds, given.rounds), records, per_batch)
+                turns = {way.name: partial(bench.run, way, records, per_batch) for way in ways}
+                results = take_turns(turns, given.rounds, given.warm_rounds)
         finally:
             broker.stop()
-    report(name, results, records)
-    return {way.name: [each._asdict() for each in rounds] for way, rounds in results.items()}
+    report(name, {way: results[way.name] for way in ways}, records)
+    return {way: [each._asdict() for each in rounds] for way, rounds in results.items()}
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Draws what `bench/spark.py`, `spark_sql.py` and `spark_reader.py` have measured, for docs/spark.md.
 
-    .venv/bin/python bench/spark.py --only "^(Spark's own.*|exactly_once(, keys)?)$"
+    .venv/bin/python bench/spark.py --rounds 3 --only "^(Spark's own.*|exactly_once(, keys)?)$"
         --json bench/results/spark.json
-    .venv/bin/python bench/spark.py --brokers semel --small-batches 350 --rounds 3
+    .venv/bin/python bench/spark.py --brokers semel --small-batches 1000 --rounds 1 --warm-rounds 0
         --only "^(Spark's own, at-least-once|exactly_once, Spark's source|exactly_once)$"
         --json bench/results/spark_small.json
     .venv/bin/python bench/spark_sql.py --json bench/results/spark_postgres.json

@@ -18,13 +18,14 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import brokers
 import numpy as np
 from cpu_meter import CpuMeter
-from rounds import spread
+from rounds import spread, take_turns, times_as_fast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 
@@ -47,6 +48,8 @@ PARTITIONS: Final = 2
 CHUNK_RECORDS: Final = 50_000
 KEY_BYTES: Final = 10
 STREAM_TIMEOUT_S: Final = 600
+# For the JVM.
+WARM_ROUNDS: Final = 1
 
 
 class Figures(NamedTuple):
@@ -103,32 +106,19 @@ def run(
     return Figures(elapsed_s, meter.total_s() - all_before - broker_s, broker_s)
 
 
-def compare(
-    spark: SparkSession,
-    broker: brokers.BrokerUnderTest,
-    meter: CpuMeter,
-    connectors: list[Connector],
-    rounds: int,
-) -> dict[tuple[str, str], list[Figures]]:
-    results: dict[tuple[str, str], list[Figures]] = {}
-    for number in range(rounds + 1):
-        for kind in ("batch", "stream"):
-            for connector in connectors:
-                figures = run(spark, broker, meter, kind, connector)
-                print(f"round {number}: {kind}, {connector}: {figures}", file=sys.stderr, flush=True)
-                if number:  # the first is for the JVM to warm up
-                    results.setdefault((kind, connector), []).append(figures)
-    return results
-
-
-def report(results: dict[tuple[str, str], list[Figures]], records: int) -> None:
-    """Medians and ranges of all rounds."""
-    print(f"{'':<24}{'k rows/s (least, most)':>28}{'k rows per CPU s of Spark':>28}{'broker CPU s':>14}")
-    for (kind, connector), rounds in results.items():
+def report(results: dict[str, list[Figures]], records: int) -> None:
+    """With how many times as fast as Spark's own source each is."""
+    print(
+        f"{'':<24}{'k rows/s (least, most)':>28}{'k rows per CPU s of Spark':>28}{'broker CPU s':>14}"
+        f"{'times as fast':>22}"
+    )
+    for way, rounds in results.items():
         rates = [records / each.elapsed_s / 1000 for each in rounds]
         per_cpu = statistics.median(records / each.spark_cpu_s / 1000 for each in rounds)
         broker = statistics.median(each.broker_cpu_s for each in rounds)
-        print(f"{kind + ', ' + connector:<24}{spread(rates):>28}{per_cpu:>28,.0f}{broker:>14.2f}")
+        others = results.get(way.replace("python", "jvm"), rounds)
+        faster = times_as_fast([each.elapsed_s for each in rounds], [each.elapsed_s for each in others])
+        print(f"{way:<24}{spread(rates):>28}{per_cpu:>28,.0f}{broker:>14.2f}{faster:>22}")
 
 
 def main() -> None:
@@ -157,14 +147,16 @@ def main() -> None:
             print(f"{records:,} records are in {broker.name}", file=sys.stderr, flush=True)
             spark = local_session("reader", master="local[2]", jars=connector_jars(), log_level="ERROR")
             with CpuMeter() as meter:
-                results = compare(spark, broker, meter, connectors, given.rounds)
+                turns = {
+                    f"{kind}, {connector}": partial(run, spark, broker, meter, kind, connector)
+                    for kind in ("batch", "stream")
+                    for connector in connectors
+                }
+                results = take_turns(turns, given.rounds, WARM_ROUNDS)
             spark.stop()
             report(results, records)
             if given.json is not None:
-                ways = {
-                    f"{kind}, {connector}": [each._asdict() for each in of]
-                    for (kind, connector), of in results.items()
-                }
+                ways = {way: [each._asdict() for each in rounds] for way, rounds in results.items()}
                 given.json.write_text(json.dumps({"records": records, "ways": ways}))
         finally:
             broker.stop()

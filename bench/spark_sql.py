@@ -22,11 +22,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cpu_meter import CpuMeter
-from rounds import spread, times_as_fast
+from rounds import spread, take_turns, times_as_fast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sinks"))
 
@@ -187,18 +188,13 @@ def main() -> None:
     spark = local_session("bench", driver_memory="2g", jars=drivers(), log_level="ERROR")
     database = DATABASES[given.database]()
     ways = [*database.jdbc, "exactly_once"]
-    results: dict[str, list[Figures]] = {way: [] for way in ways}
     try:
         with tempfile.TemporaryDirectory(prefix="semel-bench-") as scratch, CpuMeter() as meter:
             files = Path(scratch) / "files"
             write_files(spark, files, given.rows)
             bench = Bench(spark, files, given.rows, database, Path(scratch), meter)
-            for number in range(-given.warm_rounds, given.rounds):
-                for way in ways:
-                    took = run(bench, way)
-                    print(f"{number} {way}: {took}", file=sys.stderr, flush=True)
-                    if number >= 0:
-                        results[way].append(took)
+            turns = {way: partial(run, bench, way) for way in ways}
+            results = take_turns(turns, given.rounds, given.warm_rounds)
     finally:
         database.server.close()
         spark.stop()

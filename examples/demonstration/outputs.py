@@ -114,10 +114,10 @@ class TableOutput(Output):
             ]
 
     async def is_amid_epoch(self) -> bool:
-        """The sink's own connection is at work, or those of tasks that stage rows are there as well."""
+        """Whether the sink's own connection is in a transaction: an epoch is one, from its begin on."""
         with psycopg.connect(self._dsn) as connection:
             found = connection.execute(
-                "SELECT count(*) > 1 OR bool_or(state <> 'idle') FROM pg_stat_activity "
-                "WHERE application_name LIKE 'semel:%'"
+                "SELECT count(*) > 0 FROM pg_stat_activity "
+                "WHERE application_name LIKE 'semel:%' AND state <> 'idle'"
             ).fetchone()
         return found is not None and bool(found[0])

@@ -229,7 +229,7 @@ async def test_an_instance_that_slept_between_transactions_does_not_disturb_its_
     await old.add_partitions([TopicPartition(topic, 0)])
     await old.commit_offsets(GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(1)})
     await old.commit()
-    await old.next_epoch()  # it falls asleep here
+    await old._take_next_identity()  # it falls asleep here
     async with TransactionalProducer(cluster, topic, options) as new:
         await new.begin()
         await new.send(topic, b"new")

@@ -230,6 +230,13 @@ async def test_a_broker_without_two_phase_commit_is_refused_before_anybody_is_fe
         await pay(atomic, 1)
 
 
+async def test_who_the_database_does_not_let_in_is_told_for_good(target: Target) -> None:
+    elsewhere = target.dsn.replace(f"dbname={target.label}", "dbname=absent")
+    with pytest.raises(InitFailed, match='database "absent" does not exist') as caught:
+        await Atomic(target.bootstrap, elsewhere, target.label, 1, QUICK).open()
+    assert caught.value.is_permanent
+
+
 async def test_a_broker_that_does_not_allow_it_is_refused_with_the_reason(
     target: Target, start_broker: StartBroker
 ) -> None:

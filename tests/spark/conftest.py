@@ -32,9 +32,11 @@ def _spark_is_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session, in this process, for all tests that do not kill it; with Spark's own connector, if any."""
-    session = driver_session(jars=connector_jars())
+    # This process runs in the checkout, where no trace of it is to be left.
+    elsewhere = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    session = driver_session(settings=elsewhere, jars=connector_jars())
     yield session
     session.stop()
 

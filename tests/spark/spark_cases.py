@@ -44,7 +44,8 @@ LOCAL_CLUSTER: Final = "local-cluster[2,1,1024]"
 DRIVER_TIMEOUT_S: Final = 180.0
 POLL_S: Final = 0.05
 
-# Small and quick to start: tests run few rows, many times.
+# Small and quick to start: tests run few rows, many times. Spark's warehouse is made where a process runs, so
+# that is a directory of the test's own.
 TEST_SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -53,8 +54,6 @@ TEST_SETTINGS: Final = {
     # Wherever executors are, they are on this machine.
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
-    # No trace of a run in the checkout.
-    "spark.sql.warehouse.dir": "/tmp/semel-spark-warehouse",
 }
 
 

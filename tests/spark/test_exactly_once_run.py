@@ -78,6 +78,7 @@ class Supervised:
     ) -> subprocess.Popen[str]:
         run = start_run(
             SUPERVISED,
+            self.directory,
             *arguments,
             stderr=stderr,
             TEST_DIRECTORY=str(self.directory),
@@ -150,7 +151,7 @@ def supervised(broker: BrokerProcess, tmp_path: Path) -> Iterator[Supervised]:
 
 
 def start_run(
-    file: Path, *arguments: str, stderr: Any = subprocess.PIPE, **environment: str
+    file: Path, directory: Path, *arguments: str, stderr: Any = subprocess.PIPE, **environment: str
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*SEMEL_RUN, str(file), "--master", "local[2]", *QUICK_START, *arguments],
@@ -158,6 +159,7 @@ def start_run(
         stderr=stderr,
         text=True,
         env={**os.environ, **environment},
+        cwd=directory,
     )
 
 
@@ -416,7 +418,7 @@ def test_a_mistake_is_told_in_a_sentence_and_not_started_again(
     file = tmp_path / "faulty.py"
     checkpoint = tmp_path / "checkpoint"
     file.write_text(FAULTY.format(bootstrap=broker.bootstrap, source=source, checkpoint=str(checkpoint)))
-    run = start_run(file, *arguments)
+    run = start_run(file, tmp_path, *arguments)
     _, err = run.communicate(timeout=RUN_TIMEOUT_S)
     assert run.returncode == 2, err
     last = err.splitlines()[-1]

@@ -248,13 +248,13 @@ class SharedTransaction:
     async def begin(self) -> None:
         """Begins a transaction. Nothing is sent, except where the next identity is still on its way."""
         self._require(State.READY)
-        await self.next_epoch()
+        await self._take_next_identity()
         self._joins, self._groups = Joins(self._add_partitions), set()
         self._may_hold = self._is_handed_out = self._answer_was_lost = False
         self._enter(State.OPEN)
 
-    async def next_epoch(self) -> ProducerIdentity:
-        """The identity of the next transaction: at hand on version 2, awaited on version 1."""
+    async def _take_next_identity(self) -> None:
+        """At hand on version 2, awaited on version 1."""
         if self._next_identity is not None:
             try:
                 self._identity = await asyncio.shield(self._next_identity)
@@ -262,7 +262,6 @@ class SharedTransaction:
                 self._fail(error)
                 raise
             self._next_identity = None
-        return self._identity
 
     def handle(self) -> TransactionHandle:
         """What writers need. From here on the owner counts on their having written.

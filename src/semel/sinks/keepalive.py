@@ -3,7 +3,11 @@
 import socket
 from typing import Final
 
-KEEPALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
+# Half a minute in all.
+IDLE_S: Final = 10
+INTERVAL_S: Final = 5
+COUNT: Final = 4
+KEEPALIVE: Final = (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", INTERVAL_S), ("TCP_KEEPCNT", COUNT))
 # What was sent is not acknowledged for so long: the other machine is gone. Keep-alive does not look then.
 ACKNOWLEDGED_WITHIN_MS: Final = 30_000
 

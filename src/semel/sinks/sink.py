@@ -124,7 +124,6 @@ class WriterPlan(ABC):
     """What an epoch's writers need to know, read once by the owner. Small, and made to be pickled."""
 
     place: Place
-    sink_id: str = ""
 
     @abstractmethod
     def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
@@ -241,7 +240,6 @@ class TransactionalSink(ABC):
             self._plan = await self._begin(Place(self.run, epoch, self._turn))
         except FencedOut as error:
             raise self._fail(error) from error
-        self._plan.sink_id = self.sink_id
         self._epoch, self._origin = epoch, origin
         self.tracker.begun(epoch)
         self._enter(State.ACTIVE)

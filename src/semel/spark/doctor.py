@@ -51,17 +51,16 @@ class Check:
     advice: str | None = None
 
 
-def examine(jars: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> list[Check]:
+def examine(jars: Sequence[Path] = ()) -> list[Check]:
     """Looks at everything. `jars` are folders that may hold the connector, besides Spark's own."""
-    given = os.environ if environment is None else environment
     return [
-        check_java(given),
+        check_java(os.environ),
         check_package("pyspark", MIN_PYSPARK),
         check_package("pyarrow", MIN_PYARROW),
         check_package("numpy", MIN_NUMPY),
         check_package("pandas", MIN_PANDAS),
-        check_worker_python(given),
-        check_connector([*_jar_folders(given), *jars]),
+        check_worker_python(os.environ),
+        check_connector([*_jar_folders(os.environ), *jars]),
     ]
 
 

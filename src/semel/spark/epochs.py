@@ -20,7 +20,7 @@ from semel.sinks.source_group import SourceOffsets
 from semel.sinks.tasks import OUTCOME_SCHEMA, WriteTask
 from semel.spark.checkpoint import Checkpoint
 from semel.spark.columns import select_columns
-from semel.spark.layout import lay_out
+from semel.spark.shares import share_out
 from semel.spark.source_cluster import SourceCluster
 from semel.spark.transfer import Transfer
 
@@ -206,9 +206,9 @@ def _require_another_attempt(error: SinkError, attempt: int) -> None:
 
 def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int, transfer: Transfer) -> list[Receipt]:
     """Runs the tasks: the one evaluation of the batch in this attempt."""
-    layout = lay_out(batch, plan)
-    task = WriteTask(plan, layout.tasks, is_once=layout.is_once, grace_s=_grace_s(batch, attempt))
-    with transfer.prepared(layout.rows) as rows:
+    shares = share_out(batch, plan)
+    task = WriteTask(plan, shares.tasks, is_once=shares.is_once, grace_s=_grace_s(batch, attempt))
+    with transfer.prepared(shares.rows) as rows:
         outcomes = _run_tasks(rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]
     if errors:

@@ -21,7 +21,8 @@ NO_EPOCH: Final = -1
 class Progress:
     """One pipeline at one moment. Counts are of this life of its process; `lag` is None if none is known.
 
-    `lag` and `read`, which is of the last batch, are offsets of the sources.
+    `lag` and `read`, which is of the last batch, are offsets of the sources. `commit_s` is how long the
+    commits of all sinks took together, and `sink_commits` how many those were.
     """
 
     pipeline: str
@@ -34,6 +35,9 @@ class Progress:
     commits: int
     skips: int
     aborts: int
+    dead_letters: int
+    commit_s: float
+    sink_commits: int
     is_active: bool
 
     def encode(self) -> str:
@@ -47,8 +51,8 @@ def decode(line: str) -> Progress:
 def progress_of(query: "PipelineQuery") -> Progress:
     """What a pipeline can say of itself now; sinks that follow are as far as the last of them."""
     last: Mapping[str, Any] = query.lastProgress or {}
-    sinks = query.sinks
-    committed = [sink.tracker.last_committed for sink in sinks]
+    committed = [sink.tracker.last_committed for sink in query.sinks]
+    metrics = [sink.metrics for sink in query.sinks]
     return Progress(
         pipeline=query.name,
         batch=int(last.get("batchId", -1)),
@@ -59,7 +63,10 @@ def progress_of(query: "PipelineQuery") -> Progress:
         read=read_of(last),
         commits=query.batches,
         skips=query.skipped,
-        aborts=sum(sink.metrics.aborts for sink in sinks),
+        aborts=sum(each.aborts for each in metrics),
+        dead_letters=sum(each.dead_letters for each in metrics),
+        commit_s=sum(each.commit_latency.total_s for each in metrics),
+        sink_commits=sum(each.commit_latency.count for each in metrics),
         is_active=query.isActive,
     )
 
@@ -91,27 +98,38 @@ def _distance(begin: object, end: object) -> int | None:
     return sum(max(offset - at.get(where, 0), 0) for where, offset in to.items())
 
 
-METRICS = (
+# Name, kind, explanation, and the field of each of its samples.
+METRICS: Final[tuple[tuple[str, ...], ...]] = (
     ("semel_pipeline_rows_total", "counter", "Rows that every sink has got in this life.", "rows"),
     ("semel_pipeline_commits_total", "counter", "Epochs that every sink has got in this life.", "commits"),
     ("semel_pipeline_skips_total", "counter", "Batches that every sink had already.", "skips"),
     ("semel_pipeline_aborts_total", "counter", "Epochs aborted at any sink, to be run again.", "aborts"),
+    ("semel_pipeline_dead_letters_total", "counter", "Rows kept as dead letters.", "dead_letters"),
+    (
+        "semel_pipeline_commit_latency_seconds",
+        "summary",
+        "How long each commit at any sink took.",
+        "commit_s",
+        "sink_commits",
+    ),
     ("semel_pipeline_committed_epoch", "gauge", "The last epoch that every sink has.", "committed_epoch"),
     ("semel_pipeline_rows_per_second", "gauge", "Rows a second that the last batch has read.", "rows_per_s"),
     ("semel_pipeline_lag", "gauge", "Offsets up to the last stable offset not yet committed.", "lag"),
     ("semel_pipeline_active", "gauge", "Whether the query runs.", "is_active"),
 )
+SUFFIXES: Final = {"summary": ("_sum", "_count")}
 
 
 def render_metrics(latest: Mapping[str, Progress], restarts: int) -> str:
     """In the text format of Prometheus."""
     lines: list[str] = []
-    for name, kind, explanation, field in METRICS:
+    for name, kind, explanation, *fields in METRICS:
         lines += [f"# HELP {name} {explanation}", f"# TYPE {name} {kind}"]
         for pipeline, progress in latest.items():
-            value = getattr(progress, field)
-            if value is not None:
-                lines.append(f'{name}{{pipeline="{pipeline}"}} {_number(value)}')
+            for suffix, field in zip(SUFFIXES.get(kind, ("",)), fields, strict=True):
+                value = getattr(progress, field)
+                if value is not None:
+                    lines.append(f'{name}{suffix}{{pipeline="{pipeline}"}} {_number(value)}')
     lines += [
         "# HELP semel_pipeline_restarts_total Starts after a crash.",
         "# TYPE semel_pipeline_restarts_total counter",

@@ -56,7 +56,7 @@ class PipelineQuery:
 
     @property
     def attempts(self) -> int:
-        """How often batches were written, those included that were spoiled."""
+        """How often batches were written, to each sink by itself, those included that were spoiled."""
         return self._runner.attempts
 
     @property

@@ -12,6 +12,7 @@ from semel.errors import ConfigError
 from semel.spark.session import require_classic
 from semel.spark.source_options import (
     BOOTSTRAP,
+    DEFAULTS,
     FORMAT,
     INCLUDE_HEADERS,
     ISOLATION_LEVEL,
@@ -29,11 +30,7 @@ OptionValue: TypeAlias = str | int | bool
 JVM_FORMAT: Final = "kafka"
 JVM_CLASS: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 # Where the two would differ, or Spark's own source would show what was aborted.
-DEFAULTS: Final = {
-    ISOLATION_LEVEL: "read_committed",
-    STARTING_OFFSETS: "earliest",
-    INCLUDE_HEADERS: "true",
-}
+SAID_TO_BOTH: Final = (ISOLATION_LEVEL, STARTING_OFFSETS, INCLUDE_HEADERS)
 
 
 def read(
@@ -107,7 +104,8 @@ def _prepare(
 ) -> tuple[str, dict[str, str]]:
     """The format to read with, and all of its options, checked."""
     require_classic(spark)
-    settings = {**DEFAULTS, **{name: _text(value) for name, value in options.items()}}
+    settings = {name: DEFAULTS[name] for name in SAID_TO_BOTH}
+    settings |= {name: _text(value) for name, value in options.items()}
     settings[BOOTSTRAP] = bootstrap
     settings[SUBSCRIBE] = topics if isinstance(topics, str) else ",".join(topics)
     SourceOptions.of(settings)

@@ -9,6 +9,7 @@ from semel.client.cluster import Cluster
 from semel.client.connection import ConnectionOptions
 from semel.client.loop_thread import LoopThread
 from semel.errors import BrokerError, ConfigError, RetriableError, SemelError
+from semel.sinks.kafka.topics import NEW_TOPIC_PATIENCE_S
 from semel.spark.source_options import BOOTSTRAP, FORMAT, SourceOptions
 from semel.spark.source_security import read_security
 from semel.wire.errors import ErrorCode
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # A topic that was just made is not known to every broker at once.
-NEW_TOPIC_PATIENCE_S: Final = 3.0
 NEW_TOPIC_POLL_S: Final = 0.1
 
 

@@ -39,6 +39,14 @@ KNOWN: Final = (
 )
 CANONICAL: Final = {name.lower(): name for name in KNOWN}
 
+# What holds unless the query says something else.
+DEFAULTS: Final = {
+    ISOLATION_LEVEL: "read_committed",
+    STARTING_OFFSETS: "earliest",
+    ENDING_OFFSETS: "latest",
+    FAIL_ON_DATA_LOSS: "true",
+    INCLUDE_HEADERS: "true",
+}
 CLIENT_ID: Final = "semel-spark"
 ISOLATION_LEVELS: Final = {"read_committed": READ_COMMITTED, "read_uncommitted": READ_UNCOMMITTED}
 PLACES: Final = {"earliest": EARLIEST, "latest": LATEST}
@@ -63,24 +71,24 @@ class SourceOptions:
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "SourceOptions":
         """Reads the options that a query was given; ConfigError says which one is wrong."""
-        options = _canonical(given)
+        options = {**DEFAULTS, **_canonical(given)}
         bootstrap = options.get(BOOTSTRAP, "")
         parse_addresses(bootstrap)
         tls, sasl = read_security(options)
-        ending = _place(options, ENDING_OFFSETS, "latest")
+        ending = _place(options[ENDING_OFFSETS])
         if ending == EARLIEST:
             raise ConfigError(f"with {ENDING_OFFSETS}=earliest the batch ends where it begins: say latest")
         return cls(
             bootstrap=bootstrap,
             connection=ConnectionOptions(client_id=CLIENT_ID, tls=tls, sasl=sasl),
             topics=_topics(options.get(SUBSCRIBE, "")),
-            isolation_level=_choice(options, ISOLATION_LEVEL, ISOLATION_LEVELS, "read_committed"),
-            starting=_place(options, STARTING_OFFSETS, "earliest"),
+            isolation_level=_choice(options, ISOLATION_LEVEL, ISOLATION_LEVELS),
+            starting=_place(options[STARTING_OFFSETS]),
             ending=ending,
             max_offsets=_positive(options, MAX_OFFSETS),
-            fail_on_data_loss=_choice(options, FAIL_ON_DATA_LOSS, BOOLEANS, "true"),
+            fail_on_data_loss=_choice(options, FAIL_ON_DATA_LOSS, BOOLEANS),
             min_partitions=_positive(options, MIN_PARTITIONS),
-            include_headers=_choice(options, INCLUDE_HEADERS, BOOLEANS, "true"),
+            include_headers=_choice(options, INCLUDE_HEADERS, BOOLEANS),
         )
 
 
@@ -108,15 +116,14 @@ def _topics(text: str) -> tuple[str, ...]:
     return topics
 
 
-def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, T], default: str) -> T:
-    text = options.get(name, default).lower()
+def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, T]) -> T:
+    text = options[name].lower()
     if text not in choices:
         raise ConfigError(f"{name} is {text!r}: it must be {' or '.join(choices)}")
     return choices[text]
 
 
-def _place(options: Mapping[str, str], name: str, default: str) -> Offsets | int:
-    text = options.get(name, default)
+def _place(text: str) -> Offsets | int:
     place = PLACES.get(text.lower())
     return parse(text) if place is None else place
 

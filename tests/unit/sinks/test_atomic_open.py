@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "client"))
 from fake_broker import FakeBroker
 
 from semel.client.cluster import Cluster
+from semel.errors import ConfigError
 from semel.sinks.atomic import Atomic, transaction
 from semel.sinks.errors import ConnectionLost, InitFailed
 from semel.wire.apis import ApiKey
@@ -51,6 +53,16 @@ async def test_nothing_stays_connected_where_the_database_is_not_there(nowhere: 
         payments = Atomic(broker.bootstrap, nowhere, "payments")
         with pytest.raises(ConnectionLost, match="the database cannot be reached"):
             await payments.open()
+        await all_hung_up(broker)
+
+
+@pytest.mark.parametrize("wrong", ["foo=bar", "password=my secret", "connect_timeout=soon"])
+async def test_a_dsn_that_cannot_be_read_is_said_without_what_is_in_it(wrong: str) -> None:
+    async with FakeBroker() as broker:
+        payments = Atomic(broker.bootstrap, f"host=127.0.0.1 port=1 {wrong}", "payments")
+        with pytest.raises(ConfigError, match="connection string") as caught:
+            await payments.open()
+        assert "secret" not in "".join(traceback.format_exception(caught.value))
         await all_hung_up(broker)
 
 

@@ -34,8 +34,7 @@ from semel.sinks.postgres.binary_copy import CopyForm
 from semel.sinks.receipts import Place
 from semel.sinks.service import ServiceAddress
 from semel.sinks.sink import WriterPlan
-from semel.sinks.sql.columns import TableColumn
-from semel.sinks.sql.columns import lay_out as lay_out_columns
+from semel.sinks.sql.columns import TableColumn, lay_out
 from semel.sinks.sql.dialect import Form
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.stage import Stage
@@ -43,8 +42,8 @@ from semel.sinks.sql.target import Strategy
 from semel.sinks.tasks import WriteTask
 from semel.spark.checkpoint import parse_offsets
 from semel.spark.epochs import LOST_WORK, _run_tasks
-from semel.spark.layout import lay_out, partition_count
 from semel.spark.pipeline import sink_id
+from semel.spark.shares import partition_count, share_out
 from semel.spark.source_cluster import SourceCluster, one_cluster
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":%d,"conf":{}}'
@@ -127,7 +126,7 @@ NOWHERE = ServiceAddress(Address("127.0.0.1", 1), "t")
 
 async def table_plan(sink: SqlSink, form: type[Form], *limits: int) -> WriterPlan:
     """What `begin` would hand out, had the sink been opened on a table with a column `v`."""
-    sink._layout = lay_out_columns(sink.target, [TableColumn("v", "text")], sink._dialect)
+    sink._layout = lay_out(sink.target, [TableColumn("v", "text")], sink._dialect)
     sink._service_address = NOWHERE
     if sink.strategy is Strategy.STAGED:
         sink._stage = Stage(sink._dialect, "s", sink._layout, refuses_nulls=False)
@@ -263,8 +262,8 @@ def shared_plan(**columns: str | None) -> KafkaPlan:
 def test_only_rows_that_say_nothing_of_their_place_are_written_by_no_more_tasks_than_partitions(
     columns: dict[str, str | None], tasks: int
 ) -> None:
-    layout = lay_out(Batch(8), shared_plan(**columns))  # type: ignore[arg-type]
-    assert (layout.tasks, partition_count(layout.rows), layout.is_once) == (tasks, tasks, True)
+    shares = share_out(Batch(8), shared_plan(**columns))  # type: ignore[arg-type]
+    assert (shares.tasks, partition_count(shares.rows), shares.is_once) == (tasks, tasks, True)
 
 
 class GivenUp:

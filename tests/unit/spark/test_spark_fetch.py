@@ -8,6 +8,7 @@ from fake_broker import FakeBroker, ThreadedBroker, hang_up
 
 from semel.client.admin import READ_COMMITTED
 from semel.client.cluster import Cluster
+from semel.client.errors import UnreachableError
 from semel.client.metadata import TopicPartition
 from semel.spark.source_fetch import (
     MAX_FETCH_BYTES,
@@ -78,7 +79,7 @@ async def test_a_broker_that_does_not_come_back_is_an_error_in_the_end() -> None
     async with FakeBroker({"t": 1}) as broker:
         fill(broker, 1)
         broker.misbehave(ApiKey.FETCH, *[hang_up] * 100)
-        with pytest.raises(Exception, match="lost"):
+        with pytest.raises(UnreachableError, match="lost"):
             await offsets_of(broker, 0, 10, retry_timeout_ms=300)
 
 

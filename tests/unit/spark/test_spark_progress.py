@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from semel.cli import run
-from semel.cli.run import Fill, ProgressDisplay
+from semel.cli import progress_display
+from semel.cli.progress_display import Fill, ProgressDisplay, progress_figures
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.tracker import EpochTracker
 from semel.spark.progress import Progress, decode, lag_of, progress_of, read_of, render_metrics
 from semel.spark.supervisor import Supervisor
 
-PROGRESS = Progress("totals", 7, 6, 1234567, 55.5, 12, 50, 6, 1, 2, True)
+PROGRESS = Progress("totals", 7, 6, 1234567, 55.5, 12, 50, 6, 1, 2, 3, 0.75, 6, True)
 
 
 def test_progress_survives_the_pipe() -> None:
@@ -40,8 +40,14 @@ def test_metrics_are_in_the_format_of_prometheus() -> None:
     assert 'semel_pipeline_rows_total{pipeline="totals"} 1234567\n' in text
     assert 'semel_pipeline_rows_per_second{pipeline="totals"} 55.5\n' in text
     assert 'semel_pipeline_lag{pipeline="totals"} 12\n' in text
+    assert 'semel_pipeline_dead_letters_total{pipeline="totals"} 3\n' in text
     assert 'semel_pipeline_active{pipeline="totals"} 1\n' in text
     assert text.endswith("semel_pipeline_restarts_total 3\n")
+    assert (
+        "# TYPE semel_pipeline_commit_latency_seconds summary\n"
+        'semel_pipeline_commit_latency_seconds_sum{pipeline="totals"} 0.75\n'
+        'semel_pipeline_commit_latency_seconds_count{pipeline="totals"} 6\n'
+    ) in text
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
 
@@ -56,7 +62,9 @@ def test_the_length_of_the_first_batch_is_that_of_its_rows() -> None:
 def query_with(sinks: int) -> Any:
     """A pipeline that has written 30 rows in 2 batches, to so many sinks."""
     metrics = SinkMetrics()
-    metrics.rows, metrics.commits, metrics.aborts = 30, 2, 1
+    metrics.rows, metrics.commits, metrics.aborts, metrics.dead_letters = 30, 2, 1, 4
+    for seconds in (0.5, 0.25):
+        metrics.commit_latency.observe(seconds)
     tracker = EpochTracker()
     tracker.last_committed = 1
     last: Mapping[str, Any] = {"batchId": 1}
@@ -71,6 +79,8 @@ def test_a_row_counts_once_however_many_sinks_it_goes_to(sinks: int) -> None:
     told = progress_of(query_with(sinks))
     assert (told.rows, told.commits, told.skips, told.committed_epoch) == (30, 2, 1, 1)
     assert told.aborts == sinks, "each is a transaction of its own"
+    assert (told.commit_s, told.sink_commits) == (0.75 * sinks, 2 * sinks)
+    assert told.dead_letters == 4 * sinks, "what one sink cannot take another may"
 
 
 def filled(*lags_and_reads: tuple[int | None, int]) -> str:
@@ -127,15 +137,23 @@ def test_elsewhere_a_line_tells_of_commits_now_and_then(
     none_yet = replace(first, batch=-1, committed_epoch=-1)
     displayed(none_yet, first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err == f"totals: {FIGURES}, 25 % read\n"
-    monkeypatch.setattr(run, "LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress_display, "LINE_INTERVAL_S", 0.0)
     displayed(first, same, next_one, is_terminal=False)
     assert capsys.readouterr().err.count("\n") == 2
 
 
+def test_no_pipeline_of_a_file_waits_for_the_line_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    totals, copies = replace(PROGRESS, lag=150), replace(PROGRESS, pipeline="copies", lag=150)
+    displayed(totals, copies, replace(totals, committed_epoch=7), is_terminal=False)
+    assert capsys.readouterr().err == "".join(
+        f"{name}: {FIGURES}, 25 % read\n" for name in ("totals", "copies")
+    )
+
+
 def test_what_there_is_none_of_is_told_so_and_what_was_skipped_is_told() -> None:
     none_yet = replace(PROGRESS, batch=-1, committed_epoch=-1, rows=0, rows_per_s=0.0, lag=None, skips=0)
-    assert run.progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
-    assert run.progress_figures(PROGRESS).startswith("batch 7, 1 skipped, epoch 6 committed, ")
+    assert progress_figures(none_yet) == "no batch yet, no epoch committed, 0 rows, 0 rows/s read"
+    assert progress_figures(PROGRESS).startswith("batch 7, 1 skipped, epoch 6 committed, ")
 
 
 def test_who_asks_for_quiet_sees_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,12 +26,14 @@ from semel.sinks.errors import (
 )
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.marker import NO_MARKER, Marker, Owner, Start
+from semel.sinks.metrics import SinkMetrics
 from semel.sinks.mysql import MySQLSink
 from semel.sinks.postgres import PostgresSink
 from semel.sinks.sink import TransactionalSink
 from semel.sinks.sql.failures import Cause, SqlFailure
 from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.sink_row import SinkRow
+from semel.sinks.tracker import EpochTracker
 from semel.spark import running
 from semel.spark.epochs import EpochRunner
 from semel.spark.pipeline import ExactlyOnce
@@ -52,8 +54,7 @@ class FakeQuery:
 
     def __init__(self, name: str, end: Exception | None = None, stop: Exception | None = None) -> None:
         self.name = name
-        tracker, metrics = SimpleNamespace(last_committed=None), SimpleNamespace(aborts=0)
-        self.sinks = [SimpleNamespace(tracker=tracker, metrics=metrics)]
+        self.sinks = [SimpleNamespace(tracker=EpochTracker(), metrics=SinkMetrics())]
         self.is_stopped = False
         self._end = end
         self._stop = stop
@@ -191,8 +192,12 @@ def fake_frame() -> Any:
 
 def test_no_sink_is_opened_where_the_checkpoint_cannot_be_looked_at() -> None:
     target = MemoryTarget()
-    pipeline = ExactlyOnce(fake_frame(), [MemorySink(target)], [[]], "p", "ck", "append")
-    with pytest.raises(AttributeError):
+    frame = MagicMock()
+    frame.sparkSession.streams.active = []
+    frame._jdf.queryExecution().analyzed().collectLeaves().iterator().hasNext.return_value = False
+    frame.sparkSession.sparkContext._jvm.org.apache.hadoop.fs.Path.side_effect = OSError("no file system")
+    pipeline = ExactlyOnce(frame, [MemorySink(target)], [[]], "p", "ck", "append")
+    with pytest.raises(OSError, match="no file system"):
         pipeline.start()
     assert target.calls == []
 

@@ -157,10 +157,6 @@ class Atomic:
         """The age of the oldest transaction that is prepared and not completed: readers wait for it."""
         return max((each for slot in self._slots if (each := slot.prepared_for_s) is not None), default=0.0)
 
-    @property
-    def is_fenced(self) -> bool:
-        return self._fenced is not None
-
     # Opening
 
     async def open(self) -> None:

@@ -19,17 +19,14 @@ from psycopg.rows import TupleRow
 
 from semel.client.producer import ProducerIdentity
 from semel.errors import ConfigError
+from semel.sinks import keepalive
 from semel.sinks.atomic.settings import AtomicSettings
 from semel.sinks.errors import ConnectionLost, FencedOut, InitFailed
-from semel.sinks.postgres.session import COMMIT_DURABLY, hang_up
+from semel.sinks.postgres.session import COMMIT_DURABLY, hang_up, open_connection
+from semel.sinks.sql.failures import SqlFailure
 
 T = TypeVar("T")
 
-# The server, and the kernel on this side, give up a peer that is gone within about half a minute.
-KEEPALIVE_IDLE_S: Final = 10
-KEEPALIVE_INTERVAL_S: Final = 5
-KEEPALIVE_COUNT: Final = 3
-CONNECT_TIMEOUT_S: Final = 10
 # How often the owner of a row whose lock is held has its holder ended, before it gives up.
 MAX_FENCE_ATTEMPTS: Final = 5
 TOKEN_BYTES: Final = 4
@@ -87,20 +84,19 @@ class Result(NamedTuple):
 
 async def connect(dsn: str, settings: AtomicSettings, purpose: str) -> AsyncConnection[TupleRow]:
     """A session with its timeouts set. Transactions are begun by hand."""
+    defaults = {
+        "tcp_user_timeout": str(int(settings.commit_timeout * 1000)),
+        "fallback_application_name": purpose,
+    }
     try:
-        connection = await AsyncConnection.connect(
-            dsn,
-            autocommit=True,
-            connect_timeout=CONNECT_TIMEOUT_S,
-            keepalives=1,
-            keepalives_idle=KEEPALIVE_IDLE_S,
-            keepalives_interval=KEEPALIVE_INTERVAL_S,
-            keepalives_count=KEEPALIVE_COUNT,
-            tcp_user_timeout=int(settings.commit_timeout * 1000),
-            fallback_application_name=purpose,
-        )
-    except psycopg.OperationalError as error:
-        raise ConnectionLost(f"the database cannot be reached: {one_line(error)}") from error
+        connection = await open_connection(dsn, defaults, {})
+    except SqlFailure as failure:
+        if failure.is_permanent:
+            raise InitFailed(
+                f"the database does not let {purpose!r} in: {failure.reason}. Mend the connection string, or "
+                f"the rights of its role"
+            ) from failure
+        raise ConnectionLost(f"the database cannot be reached: {failure.reason}") from failure
     try:
         await connection.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false), "
@@ -108,9 +104,9 @@ async def connect(dsn: str, settings: AtomicSettings, purpose: str) -> AsyncConn
             "set_config('tcp_keepalives_count', %s, false)",
             (
                 str(int(settings.idle_timeout * 1000)),
-                str(KEEPALIVE_IDLE_S),
-                str(KEEPALIVE_INTERVAL_S),
-                str(KEEPALIVE_COUNT),
+                str(keepalive.IDLE_S),
+                str(keepalive.INTERVAL_S),
+                str(keepalive.COUNT),
             ),
         )
         await connection.execute(COMMIT_DURABLY)

@@ -46,7 +46,11 @@ FindShape: TypeAlias = Callable[[str], Awaitable[TopicShape | None]]
 
 
 class LocalClaims(Claims):
-    """For writers in the owner's process, in any of its threads: the book belongs to the owner's loop."""
+    """For writers in the owner's process, in any of its threads, and for its service.
+
+    The book belongs to the owner's loop, where what each method asks for is done, at once if that is the
+    caller's own.
+    """
 
     def __init__(self, book: ClaimBook, join: Join, find_shape: FindShape) -> None:
         self._book = book
@@ -55,10 +59,9 @@ class LocalClaims(Claims):
         self._home = HomeLoop()
 
     async def shape(self, attempt: Attempt, topic: str) -> TopicShape | None:
-        return await self._home.run(self.shape_here(attempt, topic))
+        return await self._home.run(self._shape(attempt, topic))
 
-    async def shape_here(self, attempt: Attempt, topic: str) -> TopicShape | None:
-        """In the owner's loop."""
+    async def _shape(self, attempt: Attempt, topic: str) -> TopicShape | None:
         self._book.require_present(attempt)
         try:
             return await self._find_shape(topic)
@@ -66,10 +69,9 @@ class LocalClaims(Claims):
             raise WriteFailed(f"topic {topic!r} could not be looked up: {error}") from error
 
     async def take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
-        return await self._home.run(self.take_here(attempt, where, keeps=keeps))
+        return await self._home.run(self._take(attempt, where, keeps=keeps))
 
-    async def take_here(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
-        """In the owner's loop."""
+    async def _take(self, attempt: Attempt, where: TopicPartition, *, keeps: bool) -> int:
         sequence = await self._book.take(attempt, where, keeps=keeps)
         if sequence == 0:
             try:
@@ -79,17 +81,15 @@ class LocalClaims(Claims):
         return sequence
 
     async def give(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
-        await self._home.run(self.give_here(attempt, where, next_sequence))
+        await self._home.run(self._give(attempt, where, next_sequence))
 
-    async def give_here(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
-        """In the owner's loop."""
+    async def _give(self, attempt: Attempt, where: TopicPartition, next_sequence: int) -> None:
         self._book.give(attempt, where, next_sequence)
 
     async def leave(self, attempt: Attempt) -> None:
-        await self._home.run(self.leave_here(attempt))
+        await self._home.run(self._leave(attempt))
 
-    async def leave_here(self, attempt: Attempt) -> None:
-        """In the owner's loop."""
+    async def _leave(self, attempt: Attempt) -> None:
         self._book.leave(attempt)
 
 
@@ -126,7 +126,7 @@ class ClaimService(OwnerService):
             for task in answering:
                 task.cancel()
             await asyncio.gather(*answering, return_exceptions=True)
-            await self._claims.leave_here(attempt)
+            await self._claims.leave(attempt)
 
     async def _answer(
         self, attempt: Attempt, number: int, request: Mapping[str, Any], channel: Channel
@@ -140,14 +140,14 @@ class ClaimService(OwnerService):
     async def _do(self, attempt: Attempt, request: Mapping[str, Any]) -> dict[str, object]:
         topic = str(request.get(_TOPIC))
         if _SHAPE in request:
-            shape = await self._claims.shape_here(attempt, topic)
+            shape = await self._claims.shape(attempt, topic)
             return {_SHAPE: None if shape is None else astuple(shape)}
         where = TopicPartition(topic, _number(request, _PARTITION))
         if _GIVES in request:
-            await self._claims.give_here(attempt, where, _number(request, _GIVES))
+            await self._claims.give(attempt, where, _number(request, _GIVES))
             return {}
         keeps = request.get(_KEEPS) is True
-        return {_SEQUENCE: await self._claims.take_here(attempt, where, keeps=keeps)}
+        return {_SEQUENCE: await self._claims.take(attempt, where, keeps=keeps)}
 
 
 def _number(fields: Mapping[str, Any], name: str) -> int:

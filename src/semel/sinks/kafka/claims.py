@@ -51,12 +51,8 @@ class ClaimBook:
         self._writers: dict[int, Attempt] = {}
         self._turns: dict[TopicPartition, Turn] = {}
         self._written: dict[int, dict[str, int]] = {}
+        # Why the present epoch can only be aborted, if so.
         self._spoiled: str | None = None
-
-    @property
-    def spoiled(self) -> str | None:
-        """Why the present epoch can only be aborted, if so."""
-        return self._spoiled
 
     def open(self, place: Place) -> None:
         """A new epoch: nothing is claimed."""

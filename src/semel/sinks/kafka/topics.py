@@ -16,7 +16,7 @@ from semel.wire.errors import ErrorCode
 log = logging.getLogger(__name__)
 
 NOT_THERE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION})
-# How long a sink that is opened waits for its topics.
+# How long a sink that is opened, or a query that is started, waits for topics that nobody knows yet.
 NEW_TOPIC_PATIENCE_S: Final = 3.0
 # What Kafka allows.
 TOPIC_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")

@@ -11,8 +11,10 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import TupleRow
 
 from semel.errors import ConfigError
+from semel.sinks import keepalive
 from semel.sinks.postgres.binary_copy import HEADER, TRAILER, CopyForm
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
@@ -23,10 +25,10 @@ from semel.sinks.sql.names import TableName
 CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "connect_timeout": "10",
     "keepalives": "1",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "4",
-    "tcp_user_timeout": "30000",
+    "keepalives_idle": str(keepalive.IDLE_S),
+    "keepalives_interval": str(keepalive.INTERVAL_S),
+    "keepalives_count": str(keepalive.COUNT),
+    "tcp_user_timeout": str(keepalive.ACKNOWLEDGED_WITHIN_MS),
 }
 # What COPY is sent is UTF-8, whatever the DSN says.
 CLIENT_ENCODING: Final = "utf8"
@@ -83,24 +85,29 @@ REFUSALS: Final[Mapping[re.Pattern[str], Cause]] = {
 ATTEMPT: Final = re.compile(r"^- (host: .*?, port: .*?), hostaddr: .*?: ", re.MULTILINE)
 
 
-async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
+async def open_connection(
+    dsn: str, defaults: Mapping[str, str], overrides: Mapping[str, str]
+) -> AsyncConnection[TupleRow]:
+    """In autocommit; what the DSN says goes before `defaults`, and `overrides` before that.
+
+    Raises ConfigError of a DSN that cannot be read, SqlFailure where nobody is let in.
+    """
     try:
-        settings = {
-            **CONNECTION_DEFAULTS,
-            **conninfo_to_dict(dsn),
-            "application_name": label,
-            "client_encoding": CLIENT_ENCODING,
-        }
-        connection = await AsyncConnection.connect(make_conninfo("", **settings), autocommit=True)
+        settings = {**CONNECTION_DEFAULTS, **defaults, **conninfo_to_dict(dsn), **overrides}
+        return await AsyncConnection.connect(make_conninfo("", **settings), autocommit=True)
     except psycopg.ProgrammingError:
         # What libpq says of it may have a part of the password in it.
         raise ConfigError(
-            "the connection string of a PostgreSQL sink cannot be read: a setting has another name or value, "
-            "or one with spaces in it is not in quotes"
+            "the connection string for PostgreSQL cannot be read: mend it. A setting has another name or "
+            "value, or one with spaces in it is not in quotes"
         ) from None
     except psycopg.Error as error:
         raise _failure(error, is_connecting=True) from error
-    session = PostgresSession(connection)
+
+
+async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
+    overrides = {"application_name": label, "client_encoding": CLIENT_ENCODING}
+    session = PostgresSession(await open_connection(dsn, {}, overrides))
     try:
         await session.fetch(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{idle_timeout_s:g}s",)

@@ -131,10 +131,9 @@ def _refuses_simple(arrow_type: pa.DataType, name: str) -> str | None:
 def _refuses_timestamp(arrow_type: pa.DataType, name: str) -> str | None:
     if not pa.types.is_timestamp(arrow_type):
         return "it takes timestamps"
-    has_zone = arrow_type.tz is not None
-    if name == "timestamp with time zone" and not has_zone:
+    if name == "timestamp with time zone" and not has_zone(arrow_type):
         return "the rows' timestamps have no time zone; give them one, since any would be a guess"
-    if name == "timestamp without time zone" and has_zone:
+    if name == "timestamp without time zone" and has_zone(arrow_type):
         return "the rows' timestamps have a time zone and the column has none; use timestamptz"
     return None
 

@@ -8,8 +8,8 @@ from semel.sinks.errors import ConnectionLost, SinkError
 from semel.sinks.marker import ANY_QUERY, BY_HAND, Marker, Owner
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, SqlFailure
-from semel.sinks.sql.names import stage_prefix
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
+from semel.sinks.sql.stage import drop_stages
 from semel.sinks.sql.tables import make_table
 
 LABEL: Final = "semel sink"
@@ -73,8 +73,7 @@ class SqlRegistry:
         session = await self._connect()
         try:
             is_known = await self._rows.forget(session, sink_id)
-            for stage in await self._dialect.stages(session, stage_prefix(sink_id)):
-                await session.execute(f"DROP TABLE {self._dialect.quote_table(stage)}")
+            await drop_stages(self._dialect, session, sink_id)
             return is_known
         except SqlFailure as failure:
             raise _explained(f"{sink_id!r} was not forgotten", failure) from failure

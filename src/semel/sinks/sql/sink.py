@@ -325,6 +325,7 @@ class SqlSink(TransactionalSink):
         form = session.form(table, self._layout.staged, None)
         self._intake.open(place, form)
         return DirectPlan(
+            self.sink_id,
             place,
             self._layout,
             self._dialect,
@@ -340,6 +341,7 @@ class SqlSink(TransactionalSink):
         assert self._layout is not None and self._stage is not None
         buries = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
         return StagedPlan(
+            self.sink_id,
             place,
             self._layout,
             self._dialect,

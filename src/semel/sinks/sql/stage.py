@@ -60,7 +60,7 @@ class Stage:
 async def drop_stages(
     dialect: Dialect, session: SqlSession, sink_id: str, *, kept: Collection[str] = ()
 ) -> None:
-    """Those of other columns, or of another strategy, that this sink had before."""
+    """All that the sink has but those that are kept: it may have had other columns, or another strategy."""
     for old in await dialect.stages(session, stage_prefix(sink_id)):
         if old.name not in kept:
             await session.execute(f"DROP TABLE {dialect.quote_table(old)}")

@@ -46,6 +46,7 @@ def stamp_of(place: Place, task: int, attempt: str) -> str:
 class SqlPlan(WriterPlan):
     """What writers of one epoch have in common, wherever their rows go first."""
 
+    sink_id: str
     place: Place
     layout: Layout
     dialect: Dialect

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, frozen=True)
-class Layout:
+class Shares:
     """A batch whose partitions can be written, each by a task of its own.
 
     Rows without a place go to the output partitions p mod `tasks` = i of task i.
@@ -28,7 +28,7 @@ class Layout:
     is_once: bool  # one attempt a task
 
 
-def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
+def share_out(batch: "DataFrame", plan: WriterPlan) -> Shares:
     """Gives each task its rows."""
     tasks = max(partition_count(batch), 1)
     # What an attempt has brought into a transaction stays there; what it has staged does not.
@@ -37,8 +37,8 @@ def lay_out(batch: "DataFrame", plan: WriterPlan) -> Layout:
         # Every task needs a partition of its own in each topic: in the output, and in that of bad rows.
         most = min(shape.partition_count for shape in plan.settings.topics.values())
         if tasks > most:
-            return Layout(batch.coalesce(most), most, is_once)
-    return Layout(batch, tasks, is_once)
+            return Shares(batch.coalesce(most), most, is_once)
+    return Shares(batch, tasks, is_once)
 
 
 def partition_count(batch: "DataFrame") -> int:
