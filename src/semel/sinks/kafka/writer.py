@@ -8,7 +8,8 @@ are encoded straight from the Arrow columns. Rules:
   are the task's own: task i of n has those with p mod n = i.
 - A row that no batch can hold, whose topic is null or whose partition does not exist is bad. It fails the
   writer, or goes to the dead-letter topic in the same transaction.
-- The writer never commits and never aborts: every error is for the owner.
+- The writer never commits and never aborts: every error is for the owner. After one, or a cancellation, it
+  gives no receipt: nobody knows which of its rows are there.
 """
 
 import asyncio
@@ -146,12 +147,17 @@ class KafkaWriter(Writer):
 
     async def write(self, rows: Rows) -> None:
         self._require_usable()
-        for batch in as_batches(rows):
-            for start in range(0, batch.num_rows, CHUNK_ROWS):
-                await self._take(batch.slice(start, CHUNK_ROWS))
+        try:
+            for batch in as_batches(rows):
+                for start in range(0, batch.num_rows, CHUNK_ROWS):
+                    await self._take(batch.slice(start, CHUNK_ROWS))
+        except BaseException:
+            self._is_over = True
+            raise
 
     async def finish(self) -> Receipt:
         self._require_usable()
+        self._is_over = True
         await self._send_gathered()
         await self._flush()
         try:
@@ -183,7 +189,10 @@ class KafkaWriter(Writer):
 
     def _require_usable(self) -> None:
         if self._is_over:
-            raise WriteFailed(f"{self._claimant} is finished or cancelled: writers are used once")
+            raise WriteFailed(
+                f"{self._claimant} is finished or cancelled, or has failed: writers are used once. If it has "
+                f"given no receipt, its epoch is to be aborted"
+            )
 
     # Gathering
 
