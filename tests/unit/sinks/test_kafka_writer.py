@@ -180,3 +180,22 @@ async def test_a_writer_whose_row_was_refused_gives_no_receipt_for_the_others() 
     with pytest.raises(WriteFailed, match="or has failed"):
         await writer.finish()
     await writer.cancel()
+
+
+async def test_a_writer_lets_go_of_its_connections_although_its_owner_is_gone() -> None:
+    """As in a thread of its own, when the owner's loop has ended."""
+    closed = asyncio.Event()
+
+    async def close() -> None:
+        closed.set()
+
+    async def in_a_loop_that_ends() -> HomeAccess:
+        return home_of(opened_book())
+
+    home = await asyncio.to_thread(asyncio.run, in_a_loop_that_ends())
+    writer = KafkaWriter(plan(), 0, "0", PARTITIONS, home)
+    shared: Any = SimpleNamespace(close=close)
+    writer._shared = shared
+    with pytest.raises(WriteFailed, match="or is closed"):
+        await writer.cancel()
+    assert closed.is_set()

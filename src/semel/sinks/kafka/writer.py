@@ -182,10 +182,12 @@ class KafkaWriter(Writer):
         self._is_over = True
         self._gathered = []
         self._count_buffered(0)
-        await self._claims.leave(self._claimant)
-        if self._shared is not None:
-            shared, self._shared = self._shared, None
-            await shared.close()
+        shared, self._shared = self._shared, None
+        try:
+            await self._claims.leave(self._claimant)
+        finally:  # the owner may be gone, and its loop with it
+            if shared is not None:
+                await shared.close()
 
     def _require_usable(self) -> None:
         if self._is_over:
