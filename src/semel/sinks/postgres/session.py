@@ -45,6 +45,7 @@ T = TypeVar("T")
 
 CAUSES_BY_STATE: Final[Mapping[str, Cause]] = {
     "25P03": Cause.LOST,  # idle in a transaction for too long: the session was ended
+    "25P04": Cause.LOST,  # in a transaction for too long (PostgreSQL 17)
     "53300": Cause.LOST,  # too many connections
     "57P01": Cause.LOST,
     "57P02": Cause.LOST,
