@@ -22,7 +22,7 @@ from semel.sinks.mysql.names import quote
 from semel.sinks.mysql.text_rows import LinesForm, TuplesForm
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
-from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.failures import Cause, NotEndedYet, SqlFailure
 from semel.sinks.sql.names import MERGE_TABLE, TableName
 
 T = TypeVar("T")
@@ -225,10 +225,9 @@ class MySQLSession(SqlSession):
                 with contextlib.suppress(pymysql.Error):  # it may end by itself meanwhile
                     self._execute(f"KILL {lost}")
             if self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S)) != [(1,)]:
-                raise SqlFailure(
+                raise NotEndedYet(
                     f"connection {lost!r} still has this owner's label, {label}, though it was given up: the "
-                    f"server has not noticed, or is rolling back what was on it",
-                    Cause.LOST,
+                    f"server has not noticed, or is rolling back what was on it"
                 )
 
     def _hold_writer_lock(self, label: str) -> None:
