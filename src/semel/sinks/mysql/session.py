@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
-from semel.sinks.keepalive import expect_acknowledgement, keep_alive
+from semel.sinks.keepalive import expect_acknowledgement, keep_alive, reading_later
 from semel.sinks.mysql.bulk_rows import BulkForm
 from semel.sinks.mysql.connection import LoadingConnection
 from semel.sinks.mysql.names import quote
@@ -302,11 +302,13 @@ class MySQLSession(SqlSession):
         self._execute(how)
 
     def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
-        """In a transaction of its own, if none is open: the server takes good rows and skips bad ones."""
         assert isinstance(form, BulkForm | LinesForm | TuplesForm)
         self._is_merge_table_used = self._is_merge_table_used or form.table.name == MERGE_TABLE
-        if self._is_in_transaction:
-            return self._send(form, parts)
+        with reading_later(self._wire):
+            return self._send(form, parts) if self._is_in_transaction else self._send_alone(form, parts)
+
+    def _send_alone(self, form: BulkForm | LinesForm | TuplesForm, parts: Iterable[Part]) -> Loaded:
+        """In a transaction of its own: the server takes good rows and skips bad ones."""
         self._begin()
         try:
             loaded = self._send(form, parts)

@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from semel.errors import ConfigError
+from semel.sinks.keepalive import ACKNOWLEDGED_WITHIN_MS, reading_later
 from semel.sinks.postgres.binary_copy import HEADER, TRAILER, CopyForm
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
@@ -26,7 +27,7 @@ CONNECTION_DEFAULTS: Final[Mapping[str, str]] = {
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "4",
-    "tcp_user_timeout": "30000",
+    "tcp_user_timeout": str(ACKNOWLEDGED_WITHIN_MS),
 }
 # What COPY is sent is UTF-8, whatever the DSN says.
 CLIENT_ENCODING: Final = "utf8"
@@ -135,6 +136,10 @@ class PostgresSession(SqlSession):
         return await self._guarded(self._load(form, parts))
 
     async def _load(self, form: CopyForm, parts: Iterable[Part]) -> Loaded:
+        with another_handle(self._connection.fileno()) as wire, reading_later(wire):
+            return await self._copy(form, parts)
+
+    async def _copy(self, form: CopyForm, parts: Iterable[Part]) -> Loaded:
         table = form.table
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
             sql.Identifier(*(name for name in (table.schema, table.name) if name is not None)),
@@ -206,8 +211,13 @@ class PostgresSession(SqlSession):
 
 def hang_up(fileno: int) -> None:
     """Shuts the connection down under psycopg, which then finds it at its end."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as connection:
+    with contextlib.suppress(OSError), another_handle(fileno) as connection:
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def another_handle(fileno: int) -> socket.socket:
+    """On the socket of a connection, which stays open when this is closed."""
+    return socket.socket(fileno=os.dup(fileno))
 
 
 def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure:
