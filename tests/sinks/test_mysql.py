@@ -153,3 +153,18 @@ async def test_begin_waits_for_what_is_rolled_back_longer_than_for_anything_else
         await run_epoch(sink, 0, rows(2))
     assert len(in_vain) >= 2
     assert table.ids() == [2]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_connection_that_is_lost_in_a_load_of_a_file_is_lost_as_any_other(
+    table: MariaDBTable, strategy: str
+) -> None:
+    """More is on its way then than there is room for at either end."""
+    async with table.proxied(bulk=False, strategy=strategy) as (proxy, sink):
+        proxy.arm("hang up on a file")
+        with pytest.raises(ConnectionLost, match="MySQL server has gone away"):
+            await write_all(sink, 0, rows(*range(1_000), value="v" * 50_000))
+        assert proxy.has_fired
+        await sink.abort(0)
+        await run_epoch(sink, 0, rows(1))
+    assert table.ids() == [1]
