@@ -9,6 +9,7 @@ import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -171,6 +172,24 @@ def test_the_same_without_an_event_loop(table: Table, strategy: str) -> None:
         sink.begin(1)
         sink.abort(1)
     assert table.ids() == [1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_writes_of_types_that_do_not_go_together_are_taken_all_the_same(
+    make_table: MakeTable, strategy: str
+) -> None:
+    """Python's numbers, say: as Arrow sees them no type has room for both."""
+    table = make_table("id bigint PRIMARY KEY, value numeric(10, 2)")
+    values: list[object] = [Decimal("1.25"), 2, None, 3]
+    async with table.opened(strategy=strategy) as sink:
+        await sink.begin(0)
+        writer = sink.writer()
+        for number, value in enumerate(values):
+            await writer.write([{"id": number, "value": value}])
+        receipt = await writer.finish()
+        assert receipt.rows == len(values)
+        await sink.commit(0, [receipt])
+    assert table.kept() == [*enumerate(values)]
 
 
 # Upserts and deletions

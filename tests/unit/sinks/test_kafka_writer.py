@@ -1,6 +1,7 @@
 """Writers of one epoch that take turns at partitions, without a broker."""
 
 import asyncio
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,17 @@ async def test_large_rows_are_sent_before_there_are_enough_of_them() -> None:
     for _ in range(7):
         await writer.write(a_third)
     assert writer.sent == [60, 60]
+
+
+async def test_rows_of_types_that_do_not_go_together_are_sent_one_after_the_other() -> None:
+    """A column that no record has is enough for it."""
+    home = HomeAccess(None, None, KafkaSink("localhost:1", "out").metrics)  # type: ignore[arg-type]
+    writer = Gathering(plan(), 0, "0", 1, home)
+    writer.sent = []
+    for price in (Decimal("1.25"), 2, 3):
+        await writer.write([{"key": b"k", "value": b"v", "p": 0, "price": price}])
+    await writer._send_gathered()
+    assert writer.sent == [1, 2]
 
 
 async def test_writers_that_have_failed_do_not_wait_for_each_others_partitions() -> None:

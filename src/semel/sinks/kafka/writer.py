@@ -28,6 +28,7 @@ from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import BrokerError, FencedError, SemelError
 from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.joining import join
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
 from semel.sinks.kafka.claim_service import Claims, LocalClaims, RemoteClaims
 from semel.sinks.kafka.markers import MarkerStore, other_than
@@ -436,9 +437,8 @@ async def _all_or_none(writes: "list[asyncio.Task[None]]") -> None:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """As one; as several, if they are more than fits into a column of Arrow's."""
+    """As one; as several, if they differ in type or are more than fits into a column of Arrow's."""
     if len(batches) < 2:
         return batches
-    tables = [pa.Table.from_batches([batch]) for batch in batches]
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    return list(table.to_batches())
+    tables = join([pa.Table.from_batches([batch]) for batch in batches])
+    return [batch for table in tables for batch in table.combine_chunks().to_batches()]
