@@ -1,4 +1,4 @@
-"""A proxy before MySQL that loses or swallows one COMMIT, or its answer, and all that comes after."""
+"""A proxy before MySQL that loses or swallows one COMMIT, its answer or a load, and all that comes after."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 from typing import Self
 
 COMMIT = b"\x03COMMIT"
+ON_A_FILE = "hang up on a file"
+# What a packet says, after its size and number.
+FIRST_OF_PAYLOAD = slice(4, 5)
+FILE_REQUEST = b"\xfb"
 
 
 class MySQLProxy:
     """Passes everything on until it is armed and sees a COMMIT.
 
     `lose the request` and `lose the answer` close the connection; `swallow …` leave it open and dead, and so
-    with every later connection, until it is disarmed.
+    with every later connection, until it is disarmed. `hang up on a file` closes the connection, before any
+    COMMIT, when the server asks for what LOAD DATA is to send.
     """
 
     def __init__(self, port: int) -> None:
@@ -67,7 +72,7 @@ class MySQLProxy:
         self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter, faults: list[str]
     ) -> None:
         while chunk := await reader.read(65536):
-            if COMMIT in chunk and self._fault:
+            if COMMIT in chunk and self._fault and self._fault != ON_A_FILE:
                 faults.append(self._fault)
                 self._is_dead = self._fault.startswith("swallow")
                 self._fault = ""
@@ -88,4 +93,8 @@ class MySQLProxy:
             if "swallow the answer" not in faults:
                 writer.write(chunk)
                 await writer.drain()
+            if self._fault == ON_A_FILE and chunk[FIRST_OF_PAYLOAD] == FILE_REQUEST:
+                self._fault = ""
+                self.fired.set()
+                break
         raise ConnectionResetError

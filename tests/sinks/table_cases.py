@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
@@ -19,11 +20,12 @@ from postgres_proxy import PostgresProxy
 from stopped import freeze
 
 from semel.sinks.mysql import MySQLDialect, MySQLSink
-from semel.sinks.mysql.session import WRITER_LOCKS, writer_lock
+from semel.sinks.mysql.session import WRITER_LOCKS, MySQLSession, writer_lock
 from semel.sinks.mysql.sink import parse_url
 from semel.sinks.postgres import PostgresDialect, PostgresSink
+from semel.sinks.postgres.session import PostgresSession, another_handle
 from semel.sinks.receipts import Origin, Receipt
-from semel.sinks.sql.dialect import Dialect
+from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.sink import SqlSink
 from semel.testing.postgres_server import PostgresServer
 
@@ -215,6 +217,10 @@ class Table(ABC):
                     os.kill(pid, signal.SIGCONT)
 
     @abstractmethod
+    def wire(self, session: SqlSession) -> socket.socket:
+        """A handle on the socket of a sink's connection."""
+
+    @abstractmethod
     def _pids(self) -> list[int]:
         """Of the processes that answer."""
 
@@ -277,6 +283,10 @@ class PostgresTable(Table):
             prefix,
         )
         assert ended, "there was no connection to end"
+
+    def wire(self, session: SqlSession) -> socket.socket:
+        assert isinstance(session, PostgresSession)
+        return another_handle(session._connection.fileno())
 
     def _pids(self) -> list[int]:
         return self.server.processes()
@@ -354,6 +364,10 @@ class MariaDBTable(Table):
         assert holders, "there was no connection to end"
         for session_id in holders:
             self.query(f"KILL {session_id}")
+
+    def wire(self, session: SqlSession) -> socket.socket:
+        assert isinstance(session, MySQLSession)
+        return another_handle(session._wire.fileno())
 
     def _pids(self) -> list[int]:
         return [self.server.pid]

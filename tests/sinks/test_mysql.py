@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mariadb_server import DATABASE, MariaDBServer
 from table_cases import MODES, STRATEGIES, MariaDBTable, rows, run_epoch, write_all
@@ -9,6 +11,9 @@ from table_cases import MODES, STRATEGIES, MariaDBTable, rows, run_epoch, write_
 from semel.sinks.errors import CommitFailed, ConnectionLost, InitFailed, WriteFailed
 from semel.sinks.mysql import session
 from semel.sinks.mysql.dialect import MAX_DELETED_ROWS
+from semel.sinks.settings import SinkSettings
+from semel.sinks.sql.failures import NotEndedYet
+from semel.sinks.sql.sink import SqlSink
 
 
 @pytest.fixture
@@ -86,25 +91,37 @@ async def test_a_user_needs_few_rights(table: MariaDBTable, mode: str, strategy:
     assert table.ids() == ([] if mode == "delete" else [0, 1])
 
 
+def make_clerk(table: MariaDBTable) -> None:
+    """Who may write, and end no connection but its own."""
+    table.query("DROP USER IF EXISTS clerk@'127.0.0.1'")
+    table.query("CREATE USER clerk@'127.0.0.1'")
+    table.query(f"GRANT ALL ON {DATABASE}.* TO clerk@'127.0.0.1'")
+
+
+def stand_in_for(table: MariaDBTable, owner: SqlSink) -> Any:
+    """Ends the owner's connection, and holds its label on another one, which no clerk may end."""
+    stand_in = table.connect()
+    table.end_owner(owner)
+    with stand_in.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, 10)", (owner._label,))
+        assert cursor.fetchone() == (1,)
+    return stand_in
+
+
 async def test_an_owner_that_cannot_be_found_does_not_go_on(
     table: MariaDBTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection was lost, and the label stays taken: by what the server rolls back for long, say."""
     monkeypatch.setattr(session, "LABEL_LOCK_TIMEOUT_S", 1)
-    table.query("DROP USER IF EXISTS clerk@'127.0.0.1'")
-    table.query("CREATE USER clerk@'127.0.0.1'")
-    table.query(f"GRANT ALL ON {DATABASE}.* TO clerk@'127.0.0.1'")
-    async with table.opened(address=table.address("clerk")) as old:
-        stand_in = table.connect()  # which no clerk may end
+    make_clerk(table)
+    settings = SinkSettings(write_timeout=5)
+    async with table.opened(address=table.address("clerk"), settings=settings) as old:
+        stand_in = stand_in_for(table, old)
         try:
-            table.end_owner(old)
-            with stand_in.cursor() as cursor:
-                cursor.execute("SELECT GET_LOCK(%s, 10)", (old._label,))
-                assert cursor.fetchone() == (1,)
             with pytest.raises(ConnectionLost, match="label"):
                 await write_all(old, 0, rows(1))
             await old.abort(0)
-            with pytest.raises(ConnectionLost, match="label"):
+            with pytest.raises(ConnectionLost, match=r"label.*waited for 5 s \(write_timeout"):
                 await old.begin(0)
         finally:
             stand_in.close()
@@ -112,3 +129,42 @@ async def test_an_owner_that_cannot_be_found_does_not_go_on(
         async with table.opened() as new:  # ends the other, which stays away with its rows in the table
             await run_epoch(new, 0, rows(2))
     assert table.ids() == [2]
+
+
+async def test_begin_waits_for_what_is_rolled_back_longer_than_for_anything_else(
+    table: MariaDBTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has the label of a connection that it ends until all of it is rolled back."""
+    monkeypatch.setattr(session, "LABEL_LOCK_TIMEOUT_S", 1)
+    make_clerk(table)
+    async with table.opened(address=table.address("clerk")) as sink:
+        await write_all(sink, 0, rows(1))
+        stand_in = stand_in_for(table, sink)
+        await sink.abort(0)
+        in_vain: list[str] = []
+
+        def give_up(told: str) -> NotEndedYet:
+            in_vain.append(told)
+            if len(in_vain) == 2:
+                stand_in.close()
+            return NotEndedYet(told)
+
+        monkeypatch.setattr(session, "NotEndedYet", give_up)
+        await run_epoch(sink, 0, rows(2))
+    assert len(in_vain) >= 2
+    assert table.ids() == [2]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_a_connection_that_is_lost_in_a_load_of_a_file_is_lost_as_any_other(
+    table: MariaDBTable, strategy: str
+) -> None:
+    """More is on its way then than there is room for at either end."""
+    async with table.proxied(bulk=False, strategy=strategy) as (proxy, sink):
+        proxy.arm("hang up on a file")
+        with pytest.raises(ConnectionLost, match="MySQL server has gone away"):
+            await write_all(sink, 0, rows(*range(1_000), value="v" * 50_000))
+        assert proxy.has_fired
+        await sink.abort(0)
+        await run_epoch(sink, 0, rows(1))
+    assert table.ids() == [1]

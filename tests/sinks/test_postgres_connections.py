@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.errors import AdminShutdown, IdleInTransactionSessionTimeout, TransactionTimeout
 
 from semel.errors import ConfigError
 from semel.sinks.errors import ConnectionLost, InitFailed
@@ -232,6 +233,11 @@ Multiple connection attempts failed. All failures were:
 )  # fmt: skip
 def test_only_what_every_server_has_said_is_final(said: str, cause: Cause) -> None:
     assert _failure(psycopg.OperationalError(said), is_connecting=True).cause is cause
+
+
+@pytest.mark.parametrize("error", [IdleInTransactionSessionTimeout, TransactionTimeout, AdminShutdown])
+def test_a_session_that_the_server_has_ended_is_lost(error: type[psycopg.Error]) -> None:
+    assert _failure(error("terminating connection")).cause is Cause.LOST
 
 
 @pytest.mark.parametrize("wrong", ["foo=bar", "password=my secret", "connect_timeout=soon"])

@@ -6,10 +6,13 @@ import asyncio
 import json
 import os
 import pickle
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from table_cases import KINDS, STRATEGIES, MakeTable, Row, Table, rows, run_epoch, write_all
 
@@ -24,9 +27,13 @@ from semel.sinks.errors import (
     UnknownOutcome,
     WriteFailed,
 )
+from semel.sinks.keepalive import ACKNOWLEDGED_WITHIN_MS
 from semel.sinks.receipts import Origin
 from semel.sinks.settings import OnBadRow, SinkSettings
 from semel.sinks.sink import State
+from semel.sinks.sql.columns import Column
+from semel.sinks.sql.dialect import Form, Part
+from semel.sinks.sql.names import TableName
 from semel.sinks.sql.registry import SqlRegistry
 from semel.sinks.sql.target import Strategy
 
@@ -165,6 +172,24 @@ def test_the_same_without_an_event_loop(table: Table, strategy: str) -> None:
         sink.begin(1)
         sink.abort(1)
     assert table.ids() == [1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_writes_of_types_that_do_not_go_together_are_taken_all_the_same(
+    make_table: MakeTable, strategy: str
+) -> None:
+    """Python's numbers, say: as Arrow sees them no type has room for both."""
+    table = make_table("id bigint PRIMARY KEY, value numeric(10, 2)")
+    values: list[object] = [Decimal("1.25"), 2, None, 3]
+    async with table.opened(strategy=strategy) as sink:
+        await sink.begin(0)
+        writer = sink.writer()
+        for number, value in enumerate(values):
+            await writer.write([{"id": number, "value": value}])
+        receipt = await writer.finish()
+        assert receipt.rows == len(values)
+        await sink.commit(0, [receipt])
+    assert table.kept() == [*enumerate(values)]
 
 
 # Upserts and deletions
@@ -630,6 +655,34 @@ async def test_a_server_that_freezes_while_rows_are_written_spoils_the_epoch_onl
                     await sink.begin(0)
         await run_epoch(sink, 0, rows(3))
     assert table.ids() == [3]
+
+
+async def test_a_server_that_leaves_rows_unread_for_long_is_not_taken_for_one_that_is_gone(
+    table: Table,
+) -> None:
+    """Of those the connection is given up in half a minute. About rows `write_timeout` decides."""
+
+    def limit_ms() -> int:
+        return wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    limits_ms: list[int] = []
+
+    def parts(form: Form) -> Iterator[Part]:
+        limits_ms.append(limit_ms())
+        yield from form.parts(pa.table({"id": [1], "value": ["v"]}))
+
+    session = await table.dialect().connect("test")
+    try:
+        with table.wire(session) as wire:
+            columns = Column("id", "id", "bigint"), Column("value", "value", "text")
+            form = session.form(TableName(None, "kept"), columns, None)
+            assert limit_ms() == ACKNOWLEDGED_WITHIN_MS
+            assert (await session.load(form, parts(form))).taken == 1
+            assert limit_ms() == ACKNOWLEDGED_WITHIN_MS
+    finally:
+        await session.close()
+    assert limits_ms == [0]
+    assert table.ids() == [1]
 
 
 async def test_a_server_that_freezes_before_the_first_rows_is_asked_again(table: Table) -> None:

@@ -1,13 +1,15 @@
 """An event loop in a thread of its own, for programs that have none.
 
 Whoever waits for a call is answered: one that is interrupted (Ctrl-C) when its work has cleaned up behind
-itself, and those whose calls are under way when the thread is closed with an error.
+itself, and those whose calls are under way when the thread is closed with an error. Work that exits
+(SystemExit) does so where it is waited for: the thread goes on.
 """
 
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from semel.errors import SemelError
@@ -17,6 +19,8 @@ T = TypeVar("T")
 # For work that is cancelled to clean up behind itself. What takes longer is left.
 CLEAN_UP_TIMEOUT_S: Final = 30.0
 JOIN_TIMEOUT_S: Final = 40.0
+# A task that raises one of them keeps it as its outcome, and asyncio lets it out of the loop as well.
+EXITS: Final = (SystemExit, KeyboardInterrupt)
 
 
 async def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
@@ -36,6 +40,7 @@ class LoopThread:
         # Nothing is begun after the loop was told to stop: nobody would end it.
         self._closing = threading.Lock()
         self._is_closed = False
+        self._is_stopping = False  # of the loop's thread alone
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
 
@@ -67,7 +72,7 @@ class LoopThread:
         """Ends the thread, and whatever is under way in it. Idempotent."""
         with self._closing:
             if not self._is_closed:
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._stop)
             self._is_closed = True
         self._thread.join(JOIN_TIMEOUT_S)
 
@@ -79,11 +84,20 @@ class LoopThread:
     # In the loop's thread
 
     def _live(self) -> None:
-        self._loop.run_forever()
-        self._loop.run_until_complete(_end(asyncio.all_tasks(self._loop)))
+        while not self._is_stopping:
+            with suppress(*EXITS):
+                self._loop.run_forever()
+        ending = self._loop.create_task(_end(asyncio.all_tasks(self._loop)))
+        while not ending.done():
+            with suppress(*EXITS):
+                self._loop.run_until_complete(ending)
         self._loop.close()
         for outcome in self._calls:
             outcome.set_exception(self._gone())
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+        self._loop.stop()
 
     def _begin(self, work: Coroutine[Any, Any, T], outcome: Future[T]) -> None:
         task = self._loop.create_task(work)

@@ -32,6 +32,9 @@ class BlockingWriter:
         return self._thread.run(self._writer.finish())
 
     def cancel(self) -> None:
+        """As of the writer. Idempotent."""
+        if self._thread.is_closed:
+            return
         try:
             self._thread.run(self._writer.cancel())
         finally:

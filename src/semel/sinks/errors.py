@@ -35,7 +35,9 @@ class MarkerMismatch(SinkError):
 
 
 class BeginFailed(SinkError):
-    """No transaction could be begun. Nothing was written."""
+    """No transaction could be begun, or none is there that the call is for: it came in another state of the
+    sink, or names another epoch than the active one. Nothing was written.
+    """
 
 
 class WriteFailed(SinkError):

@@ -1,6 +1,8 @@
 """How a machine that is gone is noticed at the other end of its connection, though it says nothing."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 # Half a minute in all.
@@ -23,6 +25,32 @@ def keep_alive(connection: socket.socket) -> None:
 def expect_acknowledgement(connection: socket.socket) -> None:
     """What is sent is acknowledged in time, or the connection is given up."""
     _set(connection, "TCP_USER_TIMEOUT", ACKNOWLEDGED_WITHIN_MS)
+
+
+@contextmanager
+def reading_later(connection: socket.socket) -> Iterator[None]:
+    """Meanwhile the other end may leave unread for long what is sent: whoever sends has a limit of its own.
+
+    Linux gives up as well who says that it is there and has no room. A time that is not ours stays: somebody
+    has asked for it.
+    """
+    is_ours = _acknowledged_within_ms(connection) == ACKNOWLEDGED_WITHIN_MS
+    if is_ours:
+        _set(connection, "TCP_USER_TIMEOUT", 0)
+    try:
+        yield
+    finally:
+        if is_ours:
+            with suppress(OSError):  # it was closed meanwhile
+                expect_acknowledgement(connection)
+
+
+def _acknowledged_within_ms(connection: socket.socket) -> int | None:
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is None:
+        return None
+    with suppress(OSError):  # it is no TCP, or closed
+        return connection.getsockopt(socket.IPPROTO_TCP, option)
+    return None
 
 
 def _set(connection: socket.socket, name: str, value: int) -> None:

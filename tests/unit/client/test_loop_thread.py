@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ class Work:
         self.has_begun = threading.Event()
         self.is_clean = False
 
-    async def do(self, interrupted: bool = False) -> None:
+    async def do(self, interrupted: bool = False, exits: bool = False) -> None:
         self.has_begun.set()
         if interrupted:
             os.kill(os.getpid(), signal.SIGINT)
@@ -41,6 +42,8 @@ class Work:
             for _ in range(10):
                 await asyncio.sleep(0)
             self.is_clean = True
+            if exits:
+                sys.exit("enough")
 
 
 def test_a_caller_that_is_interrupted_goes_on_when_its_work_has_cleaned_up(thread: LoopThread) -> None:
@@ -85,3 +88,40 @@ def test_nothing_is_begun_when_it_is_closed(thread: LoopThread) -> None:
     thread.close()
     with pytest.raises(SemelError, match="closed"):
         thread.run(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("way_out", [SystemExit, KeyboardInterrupt])
+def test_work_that_exits_does_so_where_it_is_waited_for(
+    way_out: type[BaseException], thread: LoopThread
+) -> None:
+    """A loop lets that pass, and would end with its thread, whoever waits."""
+
+    async def leave() -> None:
+        raise way_out("enough")
+
+    async def leave_a_task() -> None:
+        await asyncio.create_task(leave())
+
+    with ThreadPoolExecutor(1) as others:
+        for work in (leave(), leave_a_task()):
+            with pytest.raises(way_out, match="enough"):
+                others.submit(thread.run, work).result(TIMEOUT_S)
+        assert others.submit(thread.run, asyncio.sleep(0, "goes on")).result(TIMEOUT_S) == "goes on"
+
+
+@pytest.mark.parametrize("end", [LoopThread.interrupt, LoopThread.close])
+def test_work_that_exits_when_it_is_ended_is_answered_and_keeps_nobody_from_it(
+    end: object, thread: LoopThread
+) -> None:
+    assert callable(end)
+    exiting, other = Work(), Work()
+    with ThreadPoolExecutor(2) as others:
+        waiting = [others.submit(thread.run, exiting.do(exits=True)), others.submit(thread.run, other.do())]
+        for work in (exiting, other):
+            assert work.has_begun.wait(TIMEOUT_S)
+        end(thread)
+        with pytest.raises(SystemExit, match="enough"):
+            waiting[0].result(TIMEOUT_S)
+        with pytest.raises(SemelError, match="closed"):
+            waiting[1].result(TIMEOUT_S)
+    assert other.is_clean

@@ -44,6 +44,16 @@ def test_a_writer_that_fails_is_cancelled_by_its_context() -> None:
     assert target.calls.count("cancel") == 1
 
 
+def test_a_writer_may_be_cancelled_again() -> None:
+    target = MemoryTarget()
+    with BlockingSink(MemorySink(target)) as sink:
+        sink.open("sink")
+        sink.begin(0)
+        with sink.writer() as writer:
+            writer.cancel()
+    assert target.calls.count("cancel") == 1
+
+
 class StuckSink(MemorySink):
     """Whose target never answers a commit."""
 

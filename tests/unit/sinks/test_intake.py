@@ -11,7 +11,7 @@ import pytest
 
 from semel.client.metadata import Address
 from semel.sinks import service
-from semel.sinks.errors import ConnectionLost, WriteFailed
+from semel.sinks.errors import CommitFailed, ConnectionLost, WriteFailed
 from semel.sinks.receipts import Attempt, Place
 from semel.sinks.service import Channel
 from semel.sinks.sql.dialect import Loaded, Part
@@ -82,6 +82,30 @@ async def test_a_load_that_waits_for_a_nudge_without_an_answer_fails_in_time() -
     with pytest.raises(ConnectionLost, match=r"silent for 0\.3 s"):
         await asyncio.wait_for(intake.load(Attempt.new(place, 0, "0"), [ROW]), PATIENCE_S)
     await nudging
+
+
+class BrokenSession(Session):
+    async def load(self, form: object, parts: Iterable[Part]) -> Loaded:
+        raise AttributeError("a mistake of ours")
+
+
+async def test_a_load_that_fails_for_whatever_reason_spoils_the_epoch_and_is_answered() -> None:
+    intake = make_intake(BrokenSession())
+    place = Place("run", 0, 1)
+    intake.open(place, FORM)
+    heard = IntakeService(intake)
+    way = RemoteIntake(await heard.start("127.0.0.1"))
+    try:
+        await way.load(Attempt.new(place, 0, "0"), [ROW])
+        with pytest.raises(WriteFailed, match=r"^a mistake of ours$"):
+            await asyncio.wait_for(way.settle(), PATIENCE_S)
+        with pytest.raises(WriteFailed, match=r"spoiled.*a mistake of ours"):
+            await intake.load(Attempt.new(place, 1, "0"), [ROW])
+        with pytest.raises(CommitFailed, match="a mistake of ours"):
+            intake.check_covered([])
+    finally:
+        await way.close()
+        await heard.stop()
 
 
 class SlowSession(Session):

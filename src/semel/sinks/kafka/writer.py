@@ -8,7 +8,8 @@ are encoded straight from the Arrow columns. Rules:
   are the task's own: task i of n has those with p mod n = i.
 - A row that no batch can hold, whose topic is null or whose partition does not exist is bad. It fails the
   writer, or goes to the dead-letter topic in the same transaction.
-- The writer never commits and never aborts: every error is for the owner.
+- The writer never commits and never aborts: every error is for the owner. After one, or a cancellation, it
+  gives no receipt: nobody knows which of its rows are there.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ from semel.client.producer import ProducerOptions
 from semel.client.shared_transaction import TransactionHandle
 from semel.errors import BrokerError, FencedError, SemelError
 from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.joining import join
 from semel.sinks.kafka.bad_rows import BadRows, DeadLetters, find_oversize, take, unfit
 from semel.sinks.kafka.claim_service import Claims, LocalClaims, RemoteClaims
 from semel.sinks.kafka.markers import MarkerStore, other_than
@@ -146,12 +148,17 @@ class KafkaWriter(Writer):
 
     async def write(self, rows: Rows) -> None:
         self._require_usable()
-        for batch in as_batches(rows):
-            for start in range(0, batch.num_rows, CHUNK_ROWS):
-                await self._take(batch.slice(start, CHUNK_ROWS))
+        try:
+            for batch in as_batches(rows):
+                for start in range(0, batch.num_rows, CHUNK_ROWS):
+                    await self._take(batch.slice(start, CHUNK_ROWS))
+        except BaseException:
+            self._is_over = True
+            raise
 
     async def finish(self) -> Receipt:
         self._require_usable()
+        self._is_over = True
         await self._send_gathered()
         await self._flush()
         try:
@@ -176,14 +183,19 @@ class KafkaWriter(Writer):
         self._is_over = True
         self._gathered = []
         self._count_buffered(0)
-        await self._claims.leave(self._claimant)
-        if self._shared is not None:
-            shared, self._shared = self._shared, None
-            await shared.close()
+        shared, self._shared = self._shared, None
+        try:
+            await self._claims.leave(self._claimant)
+        finally:  # the owner may be gone, and its loop with it
+            if shared is not None:
+                await shared.close()
 
     def _require_usable(self) -> None:
         if self._is_over:
-            raise WriteFailed(f"{self._claimant} is finished or cancelled: writers are used once")
+            raise WriteFailed(
+                f"{self._claimant} is finished or cancelled, or has failed: writers are used once. If it has "
+                f"given no receipt, its epoch is to be aborted"
+            )
 
     # Gathering
 
@@ -425,9 +437,8 @@ async def _all_or_none(writes: "list[asyncio.Task[None]]") -> None:
 
 
 def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """As one; as several, if they are more than fits into a column of Arrow's."""
+    """As one; as several, if they differ in type or are more than fits into a column of Arrow's."""
     if len(batches) < 2:
         return batches
-    tables = [pa.Table.from_batches([batch]) for batch in batches]
-    table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-    return list(table.to_batches())
+    tables = join([pa.Table.from_batches([batch]) for batch in batches])
+    return [batch for table in tables for batch in table.combine_chunks().to_batches()]

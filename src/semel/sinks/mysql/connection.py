@@ -47,9 +47,11 @@ class LoadingResult(MySQLResult):  # type: ignore[misc]
         connection = self.connection
         try:
             connection.send_loading()
-        finally:
-            connection.write_packet(b"")  # there is no more
-            answer = connection._read_packet()
+        except BaseException:
+            if connection.open:  # it is in step again with the server's answer; else it was lost
+                connection.end_loading()
+            raise
+        answer = connection.end_loading()
         if not answer.is_ok_packet():
             raise OperationalError(OUT_OF_SYNC, "the server did not confirm what was loaded")
         self._read_ok_packet(answer)
@@ -134,6 +136,11 @@ class LoadingConnection(Connection):  # type: ignore[misc]
         for part in self._loading:
             for start in range(0, len(part), PACKET_BYTES):
                 self.write_packet(part[start : start + PACKET_BYTES])
+
+    def end_loading(self) -> MysqlPacket:
+        """Says that there is no more; returns the answer."""
+        self.write_packet(b"")
+        return self._read_packet()
 
     def _read_query_result(self, unbuffered: bool = False) -> int | None:
         self._result = None

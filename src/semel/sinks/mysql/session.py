@@ -15,14 +15,14 @@ from typing import Any, Final, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
-from semel.sinks.keepalive import expect_acknowledgement, keep_alive
+from semel.sinks.keepalive import expect_acknowledgement, keep_alive, reading_later
 from semel.sinks.mysql.bulk_rows import BulkForm
 from semel.sinks.mysql.connection import LoadingConnection
 from semel.sinks.mysql.names import quote
 from semel.sinks.mysql.text_rows import LinesForm, TuplesForm
 from semel.sinks.sql.columns import Column
 from semel.sinks.sql.dialect import Form, Loaded, Part, SqlSession, SqlValue
-from semel.sinks.sql.failures import Cause, SqlFailure
+from semel.sinks.sql.failures import Cause, NotEndedYet, SqlFailure
 from semel.sinks.sql.names import MERGE_TABLE, TableName
 
 T = TypeVar("T")
@@ -225,10 +225,9 @@ class MySQLSession(SqlSession):
                 with contextlib.suppress(pymysql.Error):  # it may end by itself meanwhile
                     self._execute(f"KILL {lost}")
             if self._fetch("SELECT GET_LOCK(%s, %s)", (label, LABEL_LOCK_TIMEOUT_S)) != [(1,)]:
-                raise SqlFailure(
+                raise NotEndedYet(
                     f"connection {lost!r} still has this owner's label, {label}, though it was given up: the "
-                    f"server has not noticed, or is rolling back what was on it",
-                    Cause.LOST,
+                    f"server has not noticed, or is rolling back what was on it"
                 )
 
     def _hold_writer_lock(self, label: str) -> None:
@@ -303,11 +302,13 @@ class MySQLSession(SqlSession):
         self._execute(how)
 
     def _load(self, form: Form, parts: Iterable[Part]) -> Loaded:
-        """In a transaction of its own, if none is open: the server takes good rows and skips bad ones."""
         assert isinstance(form, BulkForm | LinesForm | TuplesForm)
         self._is_merge_table_used = self._is_merge_table_used or form.table.name == MERGE_TABLE
-        if self._is_in_transaction:
-            return self._send(form, parts)
+        with reading_later(self._wire):
+            return self._send(form, parts) if self._is_in_transaction else self._send_alone(form, parts)
+
+    def _send_alone(self, form: BulkForm | LinesForm | TuplesForm, parts: Iterable[Part]) -> Loaded:
+        """In a transaction of its own: the server takes good rows and skips bad ones."""
         self._begin()
         try:
             loaded = self._send(form, parts)

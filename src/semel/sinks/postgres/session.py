@@ -47,6 +47,7 @@ T = TypeVar("T")
 
 CAUSES_BY_STATE: Final[Mapping[str, Cause]] = {
     "25P03": Cause.LOST,  # idle in a transaction for too long: the session was ended
+    "25P04": Cause.LOST,  # in a transaction for too long (PostgreSQL 17)
     "53300": Cause.LOST,  # too many connections
     "57P01": Cause.LOST,
     "57P02": Cause.LOST,
@@ -141,6 +142,10 @@ class PostgresSession(SqlSession):
         return await self._guarded(self._load(form, parts))
 
     async def _load(self, form: CopyForm, parts: Iterable[Part]) -> Loaded:
+        with another_handle(self._connection.fileno()) as wire, keepalive.reading_later(wire):
+            return await self._copy(form, parts)
+
+    async def _copy(self, form: CopyForm, parts: Iterable[Part]) -> Loaded:
         table = form.table
         statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
             sql.Identifier(*(name for name in (table.schema, table.name) if name is not None)),
@@ -212,8 +217,13 @@ class PostgresSession(SqlSession):
 
 def hang_up(fileno: int) -> None:
     """Shuts the connection down under psycopg, which then finds it at its end."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fileno)) as connection:
+    with contextlib.suppress(OSError), another_handle(fileno) as connection:
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def another_handle(fileno: int) -> socket.socket:
+    """On the socket of a connection, which stays open when this is closed."""
+    return socket.socket(fileno=os.dup(fileno))
 
 
 def _failure(error: psycopg.Error, *, is_connecting: bool = False) -> SqlFailure:

@@ -49,6 +49,13 @@ class SqlFailure(Exception):  # noqa: N818 - it is for this package, which turns
         return self.cause in PERMANENT
 
 
+class NotEndedYet(SqlFailure):
+    """A connection of this owner was given up and is still there: the server may be rolling back for long."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, Cause.LOST)
+
+
 @asynccontextmanager
 async def answered_within(write_timeout: float) -> AsyncIterator[None]:
     """What is asked inside is given up after that time, with its connection."""

@@ -71,8 +71,8 @@ class Intake:
             loading = self._under_way = asyncio.ensure_future(self._load(self._form, parts))
             try:
                 loaded = await self._result(loading)
-            except SinkError as error:
-                self.failure = error
+            except Exception as error:
+                self.failure = error if isinstance(error, SinkError) else WriteFailed(_reason(error))
                 raise
             finally:
                 self._under_way = None
@@ -213,7 +213,7 @@ class IntakeService(OwnerService):
     async def _answer(self, attempt: Attempt, part: Part) -> dict[str, object]:
         try:
             await self._intake.load(attempt, [part])
-        except SinkError as error:
+        except Exception as error:  # whatever it is: who is not answered looks for the owner
             return _as_fields(error)
         return {}
 
@@ -352,8 +352,12 @@ _LOST, _FENCED, _FAILED, _REFUSED = "lost", "fenced", "failed", "refused"
 MAX_REASON_CHARACTERS: Final = 4_000
 
 
-def _as_fields(error: SinkError) -> dict[str, object]:
-    message = str(error)[:MAX_REASON_CHARACTERS]
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _as_fields(error: Exception) -> dict[str, object]:
+    message = _reason(error)[:MAX_REASON_CHARACTERS]
     if isinstance(error, ConnectionLost):
         return {"kind": _LOST, "message": message}
     if isinstance(error, FencedOut):

@@ -36,7 +36,7 @@ from semel.sinks.sink import TransactionalSink, WriterPlan
 from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
-from semel.sinks.sql.failures import Cause, SqlFailure, answered_within
+from semel.sinks.sql.failures import Cause, NotEndedYet, SqlFailure, answered_within, silence
 from semel.sinks.sql.intake import Intake, IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
 from semel.sinks.sql.names import MERGE_TABLE, TableName, sink_key
@@ -303,9 +303,7 @@ class SqlSink(TransactionalSink):
     async def _begin(self, place: Place) -> WriterPlan:
         self._is_spoiled = self._has_begun = False
         try:
-            async with answered_within(self.settings.write_timeout):
-                await self._swept()
-                session = await self._connected()
+            session = await self._ready()
             if self.strategy is Strategy.STAGED:
                 return self._staged_plan(place)
             return self._direct_plan(place, session)
@@ -318,6 +316,27 @@ class SqlSink(TransactionalSink):
         except BaseException:
             await self._drop_session()
             raise
+
+    async def _ready(self) -> SqlSession:
+        """Waits within `write_timeout`: for the stage, and for what is rolled back of an epoch before."""
+        timeout = self.settings.write_timeout
+        ending: NotEndedYet | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                await self._swept()
+                while True:
+                    try:
+                        return await self._connected()
+                    except NotEndedYet as failure:
+                        ending = failure
+                        log.info("sink %s: waits for its own lost connection: %s", self.sink_id, failure)
+        except TimeoutError as error:
+            if ending is None:
+                raise silence(timeout) from error
+            raise SqlFailure(
+                f"{ending}. It was waited for {timeout:g} s (write_timeout of SinkSettings)",
+                Cause.LOST,
+            ) from error
 
     def _direct_plan(self, place: Place, session: SqlSession) -> WriterPlan:
         assert self._layout is not None

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from semel.errors import ConfigError
 from semel.sinks.errors import SinkError, WriteFailed
+from semel.sinks.joining import join
 from semel.sinks.metrics import SinkMetrics
 from semel.sinks.receipts import Attempt, Place, Receipt
 from semel.sinks.service import ServiceAddress, require_shared
@@ -100,10 +101,11 @@ class BufferingWriter(Writer):
     async def _flush(self) -> None:
         if not self._buffered_rows:
             return
-        table = pa.concat_tables(self._buffered, promote_options="permissive")
+        tables = join(self._buffered)
         self._empty()
         with self._named():
-            await self._load(table)
+            for table in tables:
+                await self._load(table)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
