@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -158,9 +158,10 @@ class MariaDBPipeline(TablePipeline):
         return ["--mysql", self.url]
 
 
-def into(*targets: str) -> pytest.MarkDecorator:
-    """The test is run with a pipeline into each of these."""
-    return pytest.mark.parametrize("pipeline", targets, indirect=True)
+def into(*targets: str, soak: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """The test is run with a pipeline into each of these; into the last ones in the long runs."""
+    later = (pytest.param(target, marks=pytest.mark.soak) for target in soak)
+    return pytest.mark.parametrize("pipeline", [*targets, *later], indirect=True)
 
 
 def make_pipeline(

@@ -88,7 +88,7 @@ def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: Targ
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state0", "state", soak=["state2"])
 def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, "state2")
+@into("semel", "postgres", "state2", soak=["kafka", "mariadb", "state0", "state"])
 def test_a_checkpoint_that_was_wiped_goes_on_once_it_is_restored(pipeline: TargetPipeline) -> None:
     pipeline.feed(0, FEW)
     pipeline.run()
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_was_wiped_goes_on_once_it_is_restored(pipeline: Targe
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state", "state2", soak=["state0"])
 def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state0", "state2", soak=["state"])
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_same_again(
     pipeline: TargetPipeline,
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_sa
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state", soak=["state0", "state2"])
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on_differently(
     pipeline: TargetPipeline,
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on
     pipeline.check(2 * FEW)
 
 
-@into("semel", "postgres", *STATES)
+@into("semel", "state0", "state", soak=["postgres", "state2"])
 def test_a_backup_of_a_checkpoint_from_a_batch_ago_goes_on_if_it_reads_the_same_again(
     pipeline: TargetPipeline,
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_backup_of_a_checkpoint_from_a_batch_ago_goes_on_if_it_reads_the_same_
     pipeline.check(2 * FEW)
 
 
-@into("kafka", "mariadb", *STATES)
+@into("postgres", "state2", soak=["kafka", "mariadb", "state0", "state"])
 def test_a_backup_of_a_checkpoint_from_a_batch_ago_is_an_error_if_it_reads_on_differently(
     pipeline: TargetPipeline,
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_backup_of_a_checkpoint_from_a_batch_ago_is_an_error_if_it_reads_on_di
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state0", soak=["state", "state2"])
 def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one_goes_on(
     pipeline: TargetPipeline,
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_was_copied_to_another_name_is_an_error_and_goes_on_un
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, "state2")
+@into(*TARGETS)
 def test_copies_of_a_checkpoint_run_on_under_one_name_until_they_read_differently(
     pipeline: TargetPipeline,
 ) -> None:
