@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -38,6 +39,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import committed_records
 
 import semel.spark
+from row_checks import check_rows
 from semel.errors import SemelError
 from semel.sinks import MySQLSink, PostgresSink
 from semel.sinks.sink import TransactionalSink
@@ -67,6 +69,7 @@ ON_BROKERS: Final = (
     ("broker", "join"),
     ("own_kafka", "orders"),
     ("own_kafka", "windows2"),
+    ("own_kafka", "join"),
 )
 DATABASES: Final = (
     ("postgres", "direct"),
@@ -79,7 +82,10 @@ IN_DATABASES: Final = (
     ("postgres", "direct", "windows2"),
     ("postgres", "staged", "join"),
     ("mariadb", "direct", "join"),
+    ("mariadb", "direct", "windows"),
 )
+# Those behind which the source is killed.
+BEHIND_DATABASES: Final = (("postgres", "direct", "windows2"), ("mariadb", "direct", "orders"))
 # Of `pipeline_cases`, and of `spark_cases`.
 SOURCE_PARTITIONS: Final = 3
 SHUFFLE_PARTITIONS: Final = 2
@@ -186,7 +192,7 @@ def test_a_broker_that_is_killed_loses_and_doubles_nothing(
         partial(is_open_on_broker, server.bootstrap, topic, work.pipeline.target),
     )
     found = committed_records(server.bootstrap, work.pipeline.target)
-    assert Counter((record.key, record.value) for _, record in found) == work.expected
+    check_rows(((record.key, record.value) for _, record in found), work.expected)
 
 
 # A database
@@ -226,12 +232,44 @@ def test_a_database_that_is_killed_loses_and_doubles_nothing(
         is_open_in(server, strategy, work.others),
     )
     found = server.query("SELECT id, content FROM arrived")
-    assert Counter((key.encode(), value.encode()) for key, value in found) == work.expected
+    check_rows(((key.encode(), value.encode()) for key, value in found), work.expected)
     # A stage of MariaDB's survives: the epoch goes on with what is there.
     assert in_vain or (kind, strategy) == ("mariadb", "staged"), (
         "what was written was gone, and yet committed"
     )
     assert (kind, strategy) != ("postgres", "staged") or EMPTIED in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "query"),
+    [
+        pytest.param(*case, marks=[] if case in BEHIND_DATABASES else pytest.mark.soak)
+        for case in product(("postgres", "mariadb"), ("direct", "staged"), ("orders", "windows2"))
+    ],
+)
+def test_a_source_that_is_killed_while_a_table_is_written_loses_and_doubles_nothing(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    topic: str,
+    tmp_path: Path,
+    kind: str,
+    strategy: str,
+    query: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The database has rows of a batch, and the broker that the others are to come from is gone."""
+    server: Database = request.getfixturevalue(kind)
+    work = work_of(spark, broker.bootstrap, topic, tmp_path, query)
+    server.query("CREATE TABLE arrived (id varchar(40), content varchar(40))")
+    hold = Hold(tmp_path, work.amid)
+    run_through(
+        lambda: work.pipeline.start(sink_into(server, strategy), as_text(hold.rows(work.compute()))),
+        broker.restart,
+        hold,
+        is_open_in(server, strategy, work.others),
+    )
+    found = server.query("SELECT id, content FROM arrived")
+    check_rows(((key.encode(), value.encode()) for key, value in found), work.expected)
 
 
 def sink_into(server: Database, strategy: str) -> TransactionalSink:
