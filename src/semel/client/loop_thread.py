@@ -51,12 +51,8 @@ class LoopThread:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for the work. An interrupt of the caller cancels it, and is raised when it has ended."""
         outcome: Future[T] = Future()
-        with self._closing:
-            if self._is_closed:
-                work.close()
-                raise self._gone()
-            self._loop.call_soon_threadsafe(self._begin, work, outcome)
         try:
+            self._hand_over(work, outcome)
             return outcome.result()
         except BaseException:
             if not outcome.done():
@@ -75,6 +71,14 @@ class LoopThread:
                 self._loop.call_soon_threadsafe(self._stop)
             self._is_closed = True
         self._thread.join(JOIN_TIMEOUT_S)
+
+    def _hand_over(self, work: Coroutine[Any, Any, T], outcome: Future[T]) -> None:
+        with self._closing:
+            if self._is_closed:
+                work.close()
+                outcome.set_exception(self._gone())
+            else:
+                self._loop.call_soon_threadsafe(self._begin, work, outcome)
 
     def _cancel(self, outcome: Future[Any]) -> None:
         with self._closing:
@@ -116,6 +120,8 @@ class LoopThread:
     def _cut(self, outcome: Future[Any]) -> None:
         if (task := self._calls.get(outcome)) is not None:
             task.cancel()
+        elif not outcome.done():
+            outcome.cancel()  # it was interrupted before it was handed over
 
     async def _interrupt(self) -> None:
         await _end(task for task in self._calls.values() if task is not asyncio.current_task())
