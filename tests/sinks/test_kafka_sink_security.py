@@ -102,10 +102,10 @@ async def test_what_a_user_may_not_do_is_named_and_nothing_is_written(
 
         assert f"topic {topic!r} cannot be used: TOPIC_AUTHORIZATION_FAILED" in await refusal()
         await allow(cluster, TOPIC, topic, DESCRIBE)
-        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in await refusal()
-        await allow(cluster, TRANSACTIONAL_ID, f"semel-sink.{sink_id}", WRITE)
         assert "GROUP_AUTHORIZATION_FAILED" in await refusal()
         await allow(cluster, GROUP, f"{sink_id}.epoch", READ)
+        assert "TRANSACTIONAL_ID_AUTHORIZATION_FAILED" in await refusal()
+        await allow(cluster, TRANSACTIONAL_ID, f"semel-sink.{sink_id}", WRITE)
         assert "TOPIC_AUTHORIZATION_FAILED" in await refusal()
         await allow(cluster, TOPIC, topic, READ)
         async with KafkaSink(bootstrap, topic, connection=options) as sink:
