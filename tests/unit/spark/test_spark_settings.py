@@ -118,7 +118,7 @@ def test_spark_connect_is_refused_with_the_reason_wherever_it_is_met(
     ask: Callable[[Any], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SparkSession, "builder", RemoteBuilder())
-    monkeypatch.setattr(session, "prepare_environment", lambda: None)
+    monkeypatch.setattr(session, "prepare_environment", lambda master: None)
     monkeypatch.setattr(session, "limit_log", lambda: None)
     with pytest.raises(ConfigError, match="Remote is of Spark Connect, where foreachBatch runs in another"):
         ask(Remote())
