@@ -16,6 +16,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from row_checks import about_rows
+
 FINISH_TIMEOUT_S: Final = 60.0
 READ_TIMEOUT_S: Final = 30.0
 QUEUED_RECORDS: Final = 2000
@@ -178,6 +180,7 @@ def _watermarks(consumer: Consumer, topic: str, partition: int) -> tuple[int, in
             assert time.monotonic() < deadline, "the broker does not answer"
 
 
+@about_rows()
 def check_log(
     messages: list[Message],
     producers: list[SteadyProducer],

@@ -18,6 +18,8 @@ from confluent_kafka import Message
 from interop_cases import Record
 from ledger import SteadyProducer, check_log, read_all
 
+from row_checks import about_rows
+
 ROUNDS = int(os.environ.get("TEST_KILL_ROUNDS", "50"))
 SEED = int(os.environ.get("TEST_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 LONGEST_LIFE_S = 0.6
@@ -91,10 +93,12 @@ def test_acknowledged_records_survive_kills_once_and_in_order(start_broker: Star
     for producer in producers:
         producer.finish()
     found = check_all(broker, producers, topics)
-    assert sum(map(len, found.values())) == count_sent(producers)
+    with about_rows():
+        assert sum(map(len, found.values())) == count_sent(producers)
     assert broker.stop() == 0
     broker.start()
-    assert sum(map(len, check_all(broker, producers, topics).values())) == count_sent(producers)
+    with about_rows():
+        assert sum(map(len, check_all(broker, producers, topics).values())) == count_sent(producers)
 
 
 @pytest.mark.timeout(600)
@@ -124,9 +128,10 @@ def test_kills_amid_rolls_snapshots_flushes_and_deletions(start_broker: StartBro
     for producer in producers:
         producer.finish()
     found = check_all(broker, producers, kept)
-    assert sum(map(len, found.values())) == sum(
-        producer.sent["kept", partition] for producer in producers for partition in range(3)
-    )
+    with about_rows():
+        assert sum(map(len, found.values())) == sum(
+            producer.sent["kept", partition] for producer in producers for partition in range(3)
+        )
     fading_found = check_all(broker, producers, fading, complete=False)
     for producer in producers:
         for partition in range(2):
@@ -155,9 +160,11 @@ def test_with_durability_os_neither_kills_nor_stops_lose_what_was_acknowledged(
     for producer in producers:
         producer.finish()
     found = check_all(broker, producers, topics)
-    assert sum(map(len, found.values())) == count_sent(producers)
+    with about_rows():
+        assert sum(map(len, found.values())) == count_sent(producers)
 
 
+@about_rows()
 def assert_newest_of_every_key(producer: SteadyProducer, messages: list[Message], partition: int) -> None:
     """Compaction may take any record but the last one of its key."""
     found = {message.offset() for message in messages}
@@ -165,6 +172,7 @@ def assert_newest_of_every_key(producer: SteadyProducer, messages: list[Message]
         assert offset in found, f"the newest record of a key, at {offset}, was compacted away"
 
 
+@about_rows()
 def assert_nothing_missing_since_the_start(
     producers: list[SteadyProducer], messages: list[Message], partition: int
 ) -> None:

@@ -23,6 +23,7 @@ from kafka_process import KafkaProcess, why_no_kafka
 from subscription_cases import entry_of, eventually, fill, quick, readers_pass, records, values
 from transaction_cases import make_topic
 
+from row_checks import check_rows
 from semel.client.cluster import Cluster
 from semel.client.group_offsets import fetch_offsets
 from semel.client.metadata import TopicPartition
@@ -129,7 +130,7 @@ async def finish(
 async def assert_copied_once(cluster: Cluster, topic: str, output: str, count: int = COUNT) -> None:
     """The ledger: every record is there once, each key in order, and the entry has acknowledged all of it."""
     copied = await records(cluster, output)
-    assert Counter(record.value for record in copied) == Counter(b"%d" % number for number in range(count))
+    check_rows((record.value for record in copied), (b"%d" % number for number in range(count)))
     for key in {record.key for record in copied if record.key is not None}:
         numbers = [int(record.value or b"") for record in copied if record.key == key]
         assert numbers == sorted(numbers), f"key {key!r}"

@@ -8,6 +8,7 @@ from typing import Final
 
 import psycopg
 
+from row_checks import check_rows
 from semel.client.admin import LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import Cluster
 from semel.client.consumer import Consumer, ConsumerOptions
@@ -42,7 +43,7 @@ class Target:
     async def both(self) -> list[int]:
         """The ids in the table, after making sure that the topic has the same ones, each once."""
         in_topic, in_table = await self.topic_ids(), await self.table_ids()
-        assert in_topic == in_table, f"the topic has {in_topic}, the table {in_table}"
+        check_rows(in_topic, in_table, "the topic, by the table")
         return in_table
 
     async def table_ids(self) -> list[int]:

@@ -20,6 +20,7 @@ from kafka_task import TASK_STEPS
 from stopped import wait_until_stopped
 from transaction_cases import SlowToJoin, make_topic, read_committed
 
+from row_checks import about_rows
 from semel.client.cluster import Cluster
 from semel.client.metadata import parse_addresses
 from semel.client.shared_transaction import SharedTransaction, TransactionOptions
@@ -131,7 +132,8 @@ async def test_one_transaction_is_written_by_several_processes(
         await sink.open(sink_id)
         for epoch in range(2):
             await run_tasks(sink, epoch)
-    assert await read_committed(cluster, topic) == expected(2)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(2)
 
 
 @pytest.mark.parametrize("step", TASK_STEPS)
@@ -150,7 +152,8 @@ async def test_the_rows_of_a_writer_that_is_killed_are_gone(
                 await sink.commit(0, [receipt])
         await sink.abort(0)
         await run_epoch(sink, 0)
-    assert await read_committed(cluster, topic) == expected(1)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(1)
 
 
 @pytest.mark.parametrize("when", ["in the next attempt", "after the commit", "under another owner"])
@@ -181,7 +184,8 @@ async def test_a_writer_that_wakes_up_late_writes_nothing_and_spoils_nothing(
             await run_epoch(living, 1)
         finally:
             zombie.kill()
-    assert await read_committed(cluster, topic) == expected(2)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(2)
 
 
 # Brokers
@@ -213,7 +217,8 @@ async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(
         broker.restart()
         await run_epoch(sink, 2)
     async with Cluster(broker.bootstrap) as cluster:
-        assert await read_committed(cluster, topic) == expected(3)
+        with about_rows():
+            assert await read_committed(cluster, topic) == expected(3)
 
 
 async def test_kafka_killed_before_the_commit_is_waited_for(
@@ -233,7 +238,8 @@ async def test_kafka_killed_before_the_commit_is_waited_for(
         await restarting
         await run_epoch(sink, 1)
     async with Cluster(kafka_broker.bootstrap) as cluster:
-        assert await read_committed(cluster, topic) == expected(2)
+        with about_rows():
+            assert await read_committed(cluster, topic) == expected(2)
 
 
 async def test_a_broker_that_stays_away_before_the_commit_means_not_committed(
@@ -260,7 +266,8 @@ async def test_a_broker_that_stays_away_before_the_commit_means_not_committed(
         assert await sink.open(sink_id) is None
         await run_epoch(sink, 0)
     async with Cluster(broker.bootstrap) as cluster:
-        assert await read_committed(cluster, topic) == expected(1)
+        with about_rows():
+            assert await read_committed(cluster, topic) == expected(1)
 
 
 @pytest.mark.parametrize("has_rows", [True, False])
@@ -286,7 +293,8 @@ async def test_an_epoch_that_is_aborted_while_a_partition_joins_is_run_again(
         with pytest.raises(WriteFailed):
             await late
         await sink.commit(0, [await write_task(plan, 0, task) for task in range(TASKS)])
-    assert await read_committed(cluster, topic) == expected(1)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(1)
 
 
 # The outcome
@@ -321,7 +329,8 @@ async def test_a_commit_that_is_lost_once_is_sent_again(
     async with EndTxnProxy(parse_addresses(bootstrap)[0]) as proxy:
         assert await write_through(proxy, bootstrap, topic, sink_id, loss, only_once=True) == 0
         assert proxy.losses == 1
-    assert await read_committed(cluster, topic) == expected(2)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(2)
 
 
 async def test_a_commit_whose_answers_are_lost_is_found_by_the_next_open(
@@ -330,7 +339,8 @@ async def test_a_commit_whose_answers_are_lost_is_found_by_the_next_open(
     await make_topic(cluster, topic, PARTITIONS)
     async with EndTxnProxy(parse_addresses(bootstrap)[0]) as proxy:
         assert await write_through(proxy, bootstrap, topic, sink_id, Loss.ANSWER, only_once=False) == 0
-    assert await read_committed(cluster, topic) == expected(2)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(2)
 
 
 async def test_a_commit_that_never_arrived_is_undone_by_the_next_open(
@@ -339,7 +349,8 @@ async def test_a_commit_that_never_arrived_is_undone_by_the_next_open(
     await make_topic(cluster, topic, PARTITIONS)
     async with EndTxnProxy(parse_addresses(bootstrap)[0]) as proxy:
         assert await write_through(proxy, bootstrap, topic, sink_id, Loss.REQUEST, only_once=False) is None
-    assert await read_committed(cluster, topic) == expected(2)
+    with about_rows():
+        assert await read_committed(cluster, topic) == expected(2)
 
 
 # Interrupted

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import Row, create_topic
 
+from row_checks import check_rows
 from semel.client.cluster import Cluster
 from semel.client.transactional_producer import TransactionalProducer
 
@@ -185,7 +186,4 @@ def expected(pipeline: str) -> Counter[Content]:
 
 
 def check(pipeline: str, rows: Iterable[Content]) -> None:
-    """By content: nothing is missing, and nothing is there twice."""
-    found, wanted = Counter(rows), expected(pipeline)
-    assert found - wanted == Counter(), f"{pipeline}: doubled, or never written"
-    assert wanted - found == Counter(), f"{pipeline}: lost"
+    check_rows(rows, expected(pipeline), pipeline)

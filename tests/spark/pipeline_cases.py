@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spark_cases import Row, committed_records, create_topic, produce
 
 import semel.spark
+from row_checks import check_rows
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import TransactionalSink
 
@@ -64,7 +65,8 @@ class Pipeline:
 
     def check(self, stop: int, topic: str | None = None) -> None:
         """All values up to here, each once."""
-        assert self.content(topic) == Counter(b"v%d" % i for i in range(stop))
+        wanted = Counter(b"v%d" % i for i in range(stop))
+        check_rows(self.content(topic), wanted, topic or self.target)
 
     def last_commit(self) -> int:
         """The last batch in Spark's commit log."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE: Final = Path(__file__).parent
-BROKER_TESTS: Final = HERE.parent / "broker"
+TESTS: Final = HERE.parent
 LOCAL: Final = "local[2]"
 LOCAL_CLUSTER: Final = "local-cluster[2,1,1024]"
 DRIVER_TIMEOUT_S: Final = 180.0
@@ -99,7 +99,7 @@ class DriverProcess:
     ) -> None:
         self.log_path = log_path
         command = [sys.executable, "-u", *(["-c", program] if isinstance(program, str) else [str(program)])]
-        paths = [str(HERE), str(BROKER_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(HERE), str(TESTS / "broker"), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         given = {"PYTHONPATH": os.pathsep.join(paths), "TEST_SPARK_MASTER": master, **(environment or {})}
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(

@@ -26,6 +26,7 @@ from spark_cases import (
 )
 from standalone_cluster import StandaloneCluster
 
+from row_checks import check_rows
 from semel.testing.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.timeout(900)
@@ -148,10 +149,10 @@ def check_place(server: Server, name: str, rows: int) -> None:
     wanted = expected(name)
     if isinstance(server, PostgresServer | MariaDBServer):
         found = server.query(f"SELECT value FROM {place_of(name)}")
-        assert Counter(value for (value,) in found) == Counter(value for _, value in wanted.elements()), name
+        check_rows((value for (value,) in found), (value for _, value in wanted.elements()), name)
         return
     committed = committed_records(server.bootstrap, place_of(name))
-    assert Counter((record.key, record.value) for _, record in committed) == wanted, name
+    check_rows(((record.key, record.value) for _, record in committed), wanted, name)
     assert len(written_records(server.bootstrap, place_of(name))) >= wanted.total() + rows, name
 
 

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,7 @@ from pipeline_cases import ROWS, Pipeline
 from spark_cases import Row, StartDriver, committed_records, create_topic, produce
 from test_crash_matrix import Chain
 
+from row_checks import check_rows
 from semel.sinks.settings import SinkSettings
 from semel.testing.postgres_server import PostgresServer
 
@@ -153,10 +155,14 @@ def test_a_program_whose_jvm_is_killed_ends_and_leaves_nothing_open(
     assert not is_open()
     assert not is_open_table()
 
-    expected = Counter(b"v%d" % i for i in range(ROWS))
     start_driver(*arguments, environment=servers)
-    await_true(lambda: content(broker) == expected, "the topic does not have each row once")
-    await_true(lambda: table_content(postgres) == expected, "the table does not have each row once")
+    await_each_row_once("the topic", lambda: content(broker))
+    await_each_row_once("the table", lambda: table_content(postgres))
+
+
+def await_each_row_once(place: str, content: Callable[[], Counter[bytes | None]]) -> None:
+    await_true(lambda: content().total() >= ROWS, f"{place} does not have all rows")
+    check_rows(content(), [b"v%d" % i for i in range(ROWS)], place)
 
 
 def the_jvm(found: list[psutil.Process]) -> psutil.Process:
