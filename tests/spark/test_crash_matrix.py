@@ -51,9 +51,10 @@ FOLLOWING: Final = ("in_recovery", "in_skip")
 WITH_ROWS: Final = ("amid_tasks", "after_tasks", "before_marker", "before_end", "after_end")
 # Those of windows are not the second: nothing comes of a window in batch 0, and so nobody is met amid tasks.
 INTO_TOPICS: Final = ("windows", "keyed", "unkeyed", "windows2", "recut", "join")
-# Both databases and both strategies, with and without state; the others are all that is left.
+# Both databases and both strategies, with and without state; the others are all that is left. None of these
+# is an upsert: a batch that is written twice leaves the same rows there.
 INTO_TABLES: Final = (
-    "pg_totals",
+    "pg_windows",
     "my_orders",
     "my_join",
     "pg_recut",
@@ -69,7 +70,7 @@ INTO_STAGES: Final = (
     "my_staged_join",
     "my_windows2",
 )
-INTO_TOTALS: Final = ("pg_staged_totals", "my_totals", "my_staged_totals", "pg_windows")
+INTO_TOTALS: Final = ("pg_totals", "pg_staged_totals", "my_totals", "my_staged_totals")
 # With rows in the target, committed, and on their way: where the steps themselves are not the question.
 FEW_STEPS: Final = ("before_end", "after_end", "amid_tasks")
 ON_A_CLUSTER: Final = ("windows2", "join", "keyed")
