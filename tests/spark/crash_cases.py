@@ -35,11 +35,13 @@ ABORTED_ROWS: Final = 12
 WATERMARK: Final = "10 seconds"
 ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STATE: Final = "spark.sql.streaming.stateStore"
-# What a version of the state is in, in each format.
+# What a version of the state is in, in each format; 0 is the store that Spark has by itself.
 STATE_FILES: Final = {
+    0: re.compile(r"\d+\.(delta|snapshot)"),
     1: re.compile(r"\d+\.zip"),
     2: re.compile(r"\d+_[0-9a-f-]{36}\.(changelog|zip)"),
 }
+STATE_SUFFIXES: Final = (".delta", ".snapshot", ".zip", ".changelog")
 
 
 def feed(bootstrap: str) -> None:
@@ -102,7 +104,12 @@ def last(partition: int) -> tuple[str, Row]:
 
 
 def keep_state(spark: SparkSession, state_format: int) -> None:
-    """In RocksDB: the first format writes whole files, the second one changes, and names files by run."""
+    """In RocksDB: the first format writes whole files, the second one changes, and names files by run.
+
+    Format 0 is that of Spark's own store: nothing is asked for.
+    """
+    if state_format == 0:
+        return
     spark.conf.set(f"{STATE}.providerClass", ROCKSDB)
     spark.conf.set(f"{STATE}.checkpointFormatVersion", str(state_format))
     spark.conf.set(f"{STATE}.rocksdb.changelogCheckpointing.enabled", str(state_format == 2).lower())
@@ -110,8 +117,9 @@ def keep_state(spark: SparkSession, state_format: int) -> None:
 
 def check_state(checkpoint: Path, state_format: int) -> None:
     """What `keep_state` has asked for is what there is."""
-    kept = {path.name for kind in ("zip", "changelog") for path in (checkpoint / "state").rglob(f"*.{kind}")}
-    assert kept, f"no state in RocksDB: {checkpoint}"
+    files = [path for path in (checkpoint / "state").rglob("*.*") if path.suffix in STATE_SUFFIXES]
+    kept = {path.name for path in files if not path.name.startswith(".")}
+    assert kept, f"no state in {checkpoint}"
     assert all(STATE_FILES[state_format].fullmatch(name) for name in kept), (state_format, kept)
 
 

@@ -341,8 +341,8 @@ class Pipeline:
         keep_state(self.spark, state_format)
         return self.held(windows(self.read("numbers")))
 
-    def join(self) -> DataFrame:
-        keep_state(self.spark, 2)
+    def join(self, state_format: int = 2) -> DataFrame:
+        keep_state(self.spark, state_format)
         return self.held(joined(self.read("orders"), self.read("payments")))
 
     def held(self, df: DataFrame) -> DataFrame:
@@ -398,8 +398,10 @@ PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "keyed": lambda to: to.into_topic(to.orders()),
     "unkeyed": lambda to: to.into_topic(to.orders(), key=None),
     "recut": lambda to: to.into_topic(recut(to)),
+    "windows0": lambda to: to.into_topic(to.windows(state_format=0)),
     "windows": lambda to: to.into_topic(to.windows(state_format=1)),
     "windows2": lambda to: to.into_topic(to.windows(state_format=2)),
+    "join0": lambda to: to.into_topic(to.join(state_format=0)),
     "join": lambda to: to.into_topic(to.join()),
     "by_spark_keyed": lambda to: to.into_topic(to.orders()),
     "by_spark_windows": lambda to: to.into_topic(to.windows(state_format=2)),
