@@ -1,4 +1,4 @@
-"""Two drivers of one name at once, in processes of their own, on copies of a checkpoint or on the same."""
+"""Two drivers of one name at once, each a process: on copies of a checkpoint, on one, or on two."""
 
 from __future__ import annotations
 
@@ -68,16 +68,26 @@ def output_table(
 
 @pytest.fixture
 def targets(
-    broker: BrokerProcess, kafka_broker: KafkaProcess, postgres: PostgresServer, mariadb: MariaDBServer
+    broker: BrokerProcess, own_kafka: KafkaProcess, postgres: PostgresServer, mariadb: MariaDBServer
 ) -> Targets:
     """One of every kind."""
     contents = {
         "semel": output_topic(broker.bootstrap),
-        "kafka": output_topic(kafka_broker.bootstrap),
+        "kafka": output_topic(own_kafka.bootstrap),
         "postgres": output_table(postgres.query, "bytea"),
         "mariadb": output_table(mariadb.query, "varbinary(40)"),
     }
     return Targets(broker.bootstrap, contents)
+
+
+@pytest.fixture
+def servers(own_kafka: KafkaProcess, postgres: PostgresServer, mariadb: MariaDBServer) -> dict[str, str]:
+    """Where the targets are, as the program is told."""
+    return {
+        "TEST_KAFKA": own_kafka.bootstrap,
+        "TEST_POSTGRES": postgres.dsn,
+        "TEST_MYSQL": mariadb.url(),
+    }
 
 
 @pytest.fixture
@@ -87,19 +97,12 @@ def semel_alone(broker: BrokerProcess) -> Targets:
 
 def test_of_two_drivers_on_copies_of_a_checkpoint_the_first_is_fenced_and_the_second_goes_on(
     targets: Targets,
+    servers: dict[str, str],
     broker: BrokerProcess,
-    kafka_broker: KafkaProcess,
-    postgres: PostgresServer,
-    mariadb: MariaDBServer,
     start_driver: StartDriver,
     tmp_path: Path,
 ) -> None:
     """The first is amid the very batch that the second runs, with rows of it in its transaction."""
-    servers = {
-        "TEST_KAFKA": kafka_broker.bootstrap,
-        "TEST_POSTGRES": postgres.dsn,
-        "TEST_MYSQL": mariadb.url(),
-    }
     targets.feed(0, 60)
     first_place, second_place = tmp_path / "first" / "checkpoints", tmp_path / "second" / "checkpoints"
     first = start_driver(
@@ -125,6 +128,39 @@ def test_of_two_drivers_on_copies_of_a_checkpoint_the_first_is_fenced_and_the_se
     second.succeed(TIMEOUT_S)
     assert sorted(re.findall(r"^(\w+): stopped", second.log, re.MULTILINE)) == sorted(TARGETS), second.log
     targets.check(140)
+
+
+def test_a_driver_with_a_checkpoint_of_its_own_is_refused_and_does_not_disturb_the_one_that_has_the_name(
+    targets: Targets,
+    servers: dict[str, str],
+    broker: BrokerProcess,
+    start_driver: StartDriver,
+    tmp_path: Path,
+) -> None:
+    """Another pipeline was given a name that is taken. The first is amid a batch, which is written once."""
+    targets.feed(0, 60)
+    place, other_place = tmp_path / "first" / "checkpoints", tmp_path / "second" / "checkpoints"
+    first = start_driver(
+        COPIED, broker.bootstrap, place, *TARGETS, environment={**servers, "TEST_HOLD": "v99"}
+    )
+    targets.await_rows(60, first)
+    targets.feed(60, 100)
+    await_files([place.parent / f"held-{target}" for target in TARGETS], first)
+
+    second = start_driver(COPIED, broker.bootstrap, other_place, *TARGETS, environment=servers)
+    assert second.wait(TIMEOUT_S) == 0
+    refused = re.findall(r"^(\w+): MarkerMismatch: .* is of another query ", second.log, re.MULTILINE)
+    assert sorted(refused) == sorted(TARGETS), second.log
+
+    (place.parent / "go").touch()
+    targets.await_rows(100, first)
+    targets.feed(100, 120)
+    targets.await_rows(120, first)
+    (place.parent / "stop").touch()
+    first.succeed(TIMEOUT_S)
+    stopped = re.findall(r"^(\w+): stopped, and wrote 0 batches in vain$", first.log, re.MULTILINE)
+    assert sorted(stopped) == sorted(TARGETS), first.log
+    targets.check(120)
 
 
 def test_of_two_drivers_on_one_checkpoint_the_one_amid_a_batch_is_fenced_and_the_other_goes_on(

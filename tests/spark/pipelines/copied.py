@@ -4,7 +4,7 @@
 
 Two of these programs on copies of the same checkpoints are two drivers under one name. With TEST_HOLD, the
 row of this value waits until there is a file `go` beside the checkpoints; `held-<target>` says that it does.
-Whatever ends a pipeline is printed. A file `stop` ends the others.
+Whatever ends a pipeline, or keeps it from its start, is printed. A file `stop` ends the others.
 """
 
 import os
@@ -59,17 +59,27 @@ def start(spark: SparkSession, bootstrap: str, checkpoints: Path, target: str) -
 def main(bootstrap: str, given: str, *targets: str) -> None:
     checkpoints = Path(given)
     spark = driver_session(SLOTS)
-    running = [start(spark, bootstrap, checkpoints, target) for target in targets]
+    running = []
+    for target in targets:
+        try:
+            running.append(start(spark, bootstrap, checkpoints, target))
+        except SemelError as error:
+            tell(target, error)
     while running and not (checkpoints.parent / "stop").exists():
         for query in list(running):
             try:
                 query.awaitTermination(POLL_S)
             except SemelError as error:
-                print(f"{query.name}: {type(error).__name__}: {error}", flush=True)
+                tell(query.name, error)
                 running.remove(query)
     for query in running:
         query.stop()
-        print(f"{query.name}: stopped", flush=True)
+        in_vain = query.attempts - query.batches
+        print(f"{query.name}: stopped, and wrote {in_vain} batches in vain", flush=True)
+
+
+def tell(target: str, error: SemelError) -> None:
+    print(f"{target}: {type(error).__name__}: {error}", flush=True)
 
 
 if __name__ == "__main__":
