@@ -41,6 +41,8 @@ STATE_FILES: Final = {
     1: re.compile(r"\d+\.zip"),
     2: re.compile(r"\d+_[0-9a-f-]{36}\.(changelog|zip)"),
 }
+# Queries that remember every value in each of the formats, and give it once.
+STATES: Final = {"state0": 0, "state": 1, "state2": 2}
 STATE_SUFFIXES: Final = (".delta", ".snapshot", ".zip", ".changelog")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from click.testing import CliRunner
-from crash_cases import check_state, keep_state
+from crash_cases import STATES, check_state, keep_state
 from mariadb_server import MariaDBServer
 from pipeline_cases import Pipeline
 from spark_cases import delete_records
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TARGETS: Final = ("semel", "kafka", "postgres", "mariadb")
-# Semel, with a query that keeps state and still gives each row once: in both formats of RocksDB.
-STATES: Final = {"state": 1, "state2": 2}
 OUTPUT_PARTITIONS: Final = 4
 # Of DeleteRecords: everything that is there.
 TO_THE_END: Final = -1

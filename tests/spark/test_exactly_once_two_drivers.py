@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 from broker_process import BrokerProcess
+from crash_cases import STATES, check_state
 from kafka_process import KafkaProcess
 from mariadb_server import MariaDBServer
 from spark_cases import HERE, DriverProcess, Row, StartDriver, committed_records, create_topic, produce
@@ -52,10 +53,10 @@ class Targets:
             check_rows(content(), [b"v%d" % i for i in range(stop)], target)
 
 
-def output_topic(bootstrap: str) -> Callable[[], Counter[bytes | None]]:
+def output_topic(bootstrap: str, topic: str = "copied") -> Callable[[], Counter[bytes | None]]:
     """Made anew; what is in it."""
-    create_topic(bootstrap, "copied", 4)
-    return lambda: Counter(record.value for _, record in committed_records(bootstrap, "copied"))
+    create_topic(bootstrap, topic, 4)
+    return lambda: Counter(record.value for _, record in committed_records(bootstrap, topic))
 
 
 def output_table(
@@ -184,6 +185,54 @@ def test_of_two_drivers_on_one_checkpoint_the_one_amid_a_batch_is_fenced_and_the
     (place.parent / "stop").touch()
     second.succeed(TIMEOUT_S)
     semel_alone.check(120)
+
+
+@pytest.fixture
+def stateful(broker: BrokerProcess) -> Targets:
+    """One for each format of state."""
+    contents = {state: output_topic(broker.bootstrap, f"copied-{state}") for state in STATES}
+    return Targets(broker.bootstrap, contents)
+
+
+@pytest.mark.parametrize(
+    "is_copied", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["one", "copies"]
+)
+def test_of_two_drivers_with_state_the_first_is_fenced_and_what_the_second_remembers_is_whole(
+    stateful: Targets, broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path, is_copied: bool
+) -> None:
+    """Both write the state of one batch, the first when the second has done so, which is on copies of the
+    checkpoints, or on the same ones. A third reads it from there: what it has forgotten is doubled.
+    """
+    stateful.feed(0, 60)
+    place = tmp_path / "first" / "checkpoints"
+    first = start_driver(COPIED, broker.bootstrap, place, *STATES, environment={"TEST_HOLD": "v99"})
+    stateful.await_rows(60, first)
+    stateful.feed(60, 100)
+    await_files([place.parent / f"held-{state}" for state in STATES], first)
+
+    next_place = copy_of(place) if is_copied else place
+    second = start_driver(COPIED, broker.bootstrap, next_place, *STATES)
+    stateful.await_rows(100, first, second)
+    (place.parent / "go").touch()
+    assert first.wait(TIMEOUT_S) == 0
+    fenced = re.findall(rf"^(\w+): FencedOut: .*process {second.pid} on ", first.log, re.MULTILINE)
+    assert sorted(fenced) == sorted(STATES), first.log
+    second.kill()
+
+    third = start_driver(COPIED, broker.bootstrap, next_place, *STATES)
+    stateful.feed(0, 120)
+    stateful.await_rows(120, third)
+    (next_place.parent / "stop").touch()
+    third.succeed(TIMEOUT_S)
+    stateful.check(120)
+    for state, state_format in STATES.items():
+        check_state(next_place / state, state_format)
+
+
+def copy_of(checkpoints: Path) -> Path:
+    """Of checkpoints that are in use: a file that is being written has another name until it is whole."""
+    copy = checkpoints.parents[1] / "copy" / checkpoints.name
+    return Path(shutil.copytree(checkpoints, copy, ignore=shutil.ignore_patterns("*.tmp", "*.tmp.crc")))
 
 
 # Spark has two ways to say it: the batch was there, or came to be there while it was written.

@@ -2,6 +2,9 @@
 
     python copied.py BOOTSTRAP CHECKPOINTS TARGET…
 
+`semel`, `kafka`, `postgres` and `mariadb` get every row. `state0`, `state` and `state2` are topics that get
+every value once: their queries remember them, each in another format.
+
 Two of these programs on copies of the same checkpoints are two drivers under one name. With TEST_HOLD, the
 row of this value waits until there is a file `go` beside the checkpoints; `held-<target>` says that it does.
 Whatever ends a pipeline, or keeps it from its start, is printed. A file `stop` ends the others.
@@ -12,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from crash_cases import STATES, keep_state
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everyone does
 from spark_cases import driver_session
@@ -33,7 +37,8 @@ def sink_of(target: str, bootstrap: str) -> TransactionalSink:
         return PostgresSink(os.environ["TEST_POSTGRES"], "output", columns={"value": "v"})
     if target == "mariadb":
         return MySQLSink(os.environ["TEST_MYSQL"], "output", columns={"value": "v"})
-    return KafkaSink(os.environ["TEST_KAFKA"] if target == "kafka" else bootstrap, "copied")
+    topic = f"copied-{target}" if target in STATES else "copied"
+    return KafkaSink(os.environ["TEST_KAFKA"] if target == "kafka" else bootstrap, topic)
 
 
 def held(rows: DataFrame, value: str, place: Path, target: str) -> DataFrame:
@@ -48,8 +53,18 @@ def held(rows: DataFrame, value: str, place: Path, target: str) -> DataFrame:
     return rows.select("key", wait("value").alias("value"))
 
 
+def remembering(spark: SparkSession, bootstrap: str, target: str) -> DataFrame:
+    session = spark.newSession()
+    keep_state(session, STATES[target])
+    return semel.spark.read(session, bootstrap, "orders").dropDuplicates(["value"])
+
+
 def start(spark: SparkSession, bootstrap: str, checkpoints: Path, target: str) -> semel.spark.PipelineQuery:
-    rows = semel.spark.read(spark, bootstrap, "orders")
+    rows = (
+        remembering(spark, bootstrap, target)
+        if target in STATES
+        else semel.spark.read(spark, bootstrap, "orders")
+    )
     if value := os.environ.get("TEST_HOLD"):
         rows = held(rows, value, checkpoints.parent, target)
     sink, checkpoint = sink_of(target, bootstrap), checkpoints / target
