@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,7 +73,10 @@ async def _delete_group(bootstrap: str, group: str) -> None:
 
 
 class StatefulPipeline(TargetPipeline):
-    """Every value is remembered in Spark's state, and goes on the first time that it is seen."""
+    """Every value is remembered in Spark's state, and goes on the first time that it is seen.
+
+    All of them come again with the next ones: what has been forgotten would be there twice.
+    """
 
     def __init__(
         self, spark: SparkSession, bootstrap: str, name: str, directory: Path, state_format: int
@@ -81,6 +84,9 @@ class StatefulPipeline(TargetPipeline):
         super().__init__(spark.newSession(), bootstrap, name, directory)
         keep_state(self.spark, state_format)
         self.state_format = state_format
+
+    def feed(self, start: int, stop: int) -> None:
+        super().feed(0, stop)
 
     def check(self, stop: int, topic: str | None = None) -> None:
         super().check(stop, topic)
@@ -152,9 +158,10 @@ class MariaDBPipeline(TablePipeline):
         return ["--mysql", self.url]
 
 
-def into(*targets: str) -> pytest.MarkDecorator:
-    """The test is run with a pipeline into each of these."""
-    return pytest.mark.parametrize("pipeline", targets, indirect=True)
+def into(*targets: str, soak: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """The test is run with a pipeline into each of these; into the last ones in the long runs."""
+    later = (pytest.param(target, marks=pytest.mark.soak) for target in soak)
+    return pytest.mark.parametrize("pipeline", [*targets, *later], indirect=True)
 
 
 def make_pipeline(

@@ -22,6 +22,7 @@ from semel.sinks.errors import FencedOut, MarkerMismatch
 from semel.sinks.kafka import KafkaSink
 from semel.sinks.sink import State, TransactionalSink
 from semel.sinks.source_group import source_group_of
+from semel.spark import PipelineQuery
 
 # Two batches.
 FEW: Final = 60
@@ -35,7 +36,7 @@ def fails(pipeline: TargetPipeline, match: str) -> None:
 
 
 def roll_back_by_a_batch(pipeline: TargetPipeline) -> None:
-    """As from a backup that was taken a batch ago."""
+    """Spark's logs are those of a batch ago; its state is not."""
     batch = pipeline.forget_last_commit()
     for path in (pipeline.checkpoint / "offsets").glob(f"*{batch}*"):
         path.unlink()
@@ -56,6 +57,27 @@ def copy_of(checkpoint: Path) -> Path:
     return Path(shutil.copytree(checkpoint, checkpoint.with_name("copy")))
 
 
+def restore(pipeline: TargetPipeline, backup: Path) -> None:
+    """In place of whatever is there."""
+    shutil.rmtree(pipeline.checkpoint, ignore_errors=True)
+    backup.rename(pipeline.checkpoint)
+
+
+def run_on_after_a_backup(pipeline: TargetPipeline) -> Path:
+    """The whole checkpoint, as it was a batch ago."""
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    backup, last = copy_of(pipeline.checkpoint), pipeline.last_commit()
+    pipeline.feed(FEW, FEW + 20)
+    run_in_one_batch(pipeline)
+    assert pipeline.last_commit() == last + 1
+    return backup
+
+
+def run_in_one_batch(pipeline: TargetPipeline) -> PipelineQuery:
+    return pipeline.run(df=pipeline.read(10 * FEW))
+
+
 @into(*TARGETS, *STATES)
 def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: TargetPipeline) -> None:
     pipeline.feed(0, FEW)
@@ -66,7 +88,7 @@ def test_a_batch_whose_commit_is_missing_in_sparks_log_is_skipped(pipeline: Targ
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state0", "state", soak=["state2"])
 def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -81,7 +103,20 @@ def test_a_wiped_checkpoint_is_an_error_and_the_pipeline_begins_anew_once_it_is_
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into("semel", "postgres", "state2", soak=["kafka", "mariadb", "state0", "state"])
+def test_a_checkpoint_that_was_wiped_goes_on_once_it_is_restored(pipeline: TargetPipeline) -> None:
+    pipeline.feed(0, FEW)
+    pipeline.run()
+    backup = copy_of(pipeline.checkpoint)
+    shutil.rmtree(pipeline.checkpoint)
+    pipeline.feed(FEW, 2 * FEW)
+    fails(pipeline, "wiped")
+    restore(pipeline, backup)
+    assert pipeline.run().skipped == 0
+    pipeline.check(2 * FEW)
+
+
+@into(*TARGETS, "state", "state2", soak=["state0"])
 def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline: TargetPipeline,
 ) -> None:
@@ -97,7 +132,7 @@ def test_a_lost_marker_is_an_error_and_the_pipeline_goes_on_once_it_is_adopted(
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state0", "state2", soak=["state"])
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_same_again(
     pipeline: TargetPipeline,
 ) -> None:
@@ -111,7 +146,7 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_goes_on_if_it_reads_the_sa
     pipeline.check(2 * FEW)
 
 
-@into(*TARGETS, *STATES)
+@into(*TARGETS, "state", soak=["state0", "state2"])
 def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on_differently(
     pipeline: TargetPipeline,
 ) -> None:
@@ -125,7 +160,31 @@ def test_a_checkpoint_that_was_rolled_back_by_a_batch_is_an_error_if_it_reads_on
     pipeline.check(2 * FEW)
 
 
-@into(*STATES)
+@into("semel", "state0", "state", soak=["postgres", "state2"])
+def test_a_backup_of_a_checkpoint_from_a_batch_ago_goes_on_if_it_reads_the_same_again(
+    pipeline: TargetPipeline,
+) -> None:
+    restore(pipeline, run_on_after_a_backup(pipeline))
+    assert run_in_one_batch(pipeline).skipped == 1
+    pipeline.check(FEW + 20)
+    pipeline.feed(FEW + 20, 2 * FEW)
+    assert pipeline.run().skipped == 0
+    pipeline.check(2 * FEW)
+
+
+@into("postgres", "state2", soak=["kafka", "mariadb", "state0", "state"])
+def test_a_backup_of_a_checkpoint_from_a_batch_ago_is_an_error_if_it_reads_on_differently(
+    pipeline: TargetPipeline,
+) -> None:
+    restore(pipeline, run_on_after_a_backup(pipeline))
+    pipeline.feed(FEW + 20, 2 * FEW)
+    fails(pipeline, "other source offsets")
+    end_where_it_was_committed(pipeline, pipeline.last_commit() + 1)
+    assert pipeline.run().skipped == 1
+    pipeline.check(2 * FEW)
+
+
+@into(*TARGETS, "state0", soak=["state", "state2"])
 def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one_goes_on(
     pipeline: TargetPipeline,
 ) -> None:
@@ -142,15 +201,20 @@ def test_a_checkpoint_that_was_rolled_back_further_is_an_error_and_the_newer_one
 
 
 @into(*TARGETS)
-def test_a_checkpoint_that_was_copied_to_another_name_is_an_error(pipeline: TargetPipeline) -> None:
+def test_a_checkpoint_that_was_copied_to_another_name_is_an_error_and_goes_on_under_its_own(
+    pipeline: TargetPipeline,
+) -> None:
     pipeline.feed(0, FEW)
     pipeline.run()
-    pipeline.name = f"{pipeline.name}-copy"
+    name, pipeline.name = pipeline.name, f"{pipeline.name}-copy"
     pipeline.feed(FEW, 2 * FEW)
     fails(pipeline, "no marker.*renamed")
+    pipeline.name = name
+    assert pipeline.run().skipped == 0
+    pipeline.check(2 * FEW)
 
 
-@into("semel", "postgres")
+@into(*TARGETS)
 def test_copies_of_a_checkpoint_run_on_under_one_name_until_they_read_differently(
     pipeline: TargetPipeline,
 ) -> None:
