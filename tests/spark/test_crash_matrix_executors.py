@@ -215,6 +215,7 @@ def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
         [
             *(f"{target}-speculation" for target in TARGETS),
             "keyed-speculation-windows2",
+            "kafka-speculation-windows",
             "table-speculation-join",
         ],
         *(

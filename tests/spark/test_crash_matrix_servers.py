@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -68,6 +69,7 @@ ON_BROKERS: Final = (
     ("broker", "join"),
     ("own_kafka", "orders"),
     ("own_kafka", "windows2"),
+    ("own_kafka", "join"),
 )
 DATABASES: Final = (
     ("postgres", "direct"),
@@ -80,7 +82,10 @@ IN_DATABASES: Final = (
     ("postgres", "direct", "windows2"),
     ("postgres", "staged", "join"),
     ("mariadb", "direct", "join"),
+    ("mariadb", "direct", "windows"),
 )
+# Those behind which the source is killed.
+BEHIND_DATABASES: Final = (("postgres", "direct", "windows2"), ("mariadb", "direct", "orders"))
 # Of `pipeline_cases`, and of `spark_cases`.
 SOURCE_PARTITIONS: Final = 3
 SHUFFLE_PARTITIONS: Final = 2
@@ -233,6 +238,38 @@ def test_a_database_that_is_killed_loses_and_doubles_nothing(
         "what was written was gone, and yet committed"
     )
     assert (kind, strategy) != ("postgres", "staged") or EMPTIED in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "query"),
+    [
+        pytest.param(*case, marks=[] if case in BEHIND_DATABASES else pytest.mark.soak)
+        for case in product(("postgres", "mariadb"), ("direct", "staged"), ("orders", "windows2"))
+    ],
+)
+def test_a_source_that_is_killed_while_a_table_is_written_loses_and_doubles_nothing(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    topic: str,
+    tmp_path: Path,
+    kind: str,
+    strategy: str,
+    query: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The database has rows of a batch, and the broker that the others are to come from is gone."""
+    server: Database = request.getfixturevalue(kind)
+    work = work_of(spark, broker.bootstrap, topic, tmp_path, query)
+    server.query("CREATE TABLE arrived (id varchar(40), content varchar(40))")
+    hold = Hold(tmp_path, work.amid)
+    run_through(
+        lambda: work.pipeline.start(sink_into(server, strategy), as_text(hold.rows(work.compute()))),
+        broker.restart,
+        hold,
+        is_open_in(server, strategy, work.others),
+    )
+    found = server.query("SELECT id, content FROM arrived")
+    check_rows(((key.encode(), value.encode()) for key, value in found), work.expected)
 
 
 def sink_into(server: Database, strategy: str) -> TransactionalSink:
