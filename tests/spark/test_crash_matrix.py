@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pytest
 from broker_process import BrokerProcess
-from crash_cases import ORDERS, check, check_state, feed
+from crash_cases import ORDERS, Content, check, check_state, feed
 from kafka_process import KafkaProcess
 from mariadb_server import MariaDBServer
 from spark_cases import DriverProcess, StartDriver, committed_records, create_topic
@@ -74,8 +75,8 @@ INTO_STAGES: Final = (
 INTO_TOTALS: Final = ("pg_totals", "pg_staged_totals", "my_totals", "my_staged_totals")
 # With rows in the target, committed, and on their way: where the steps themselves are not the question.
 FEW_STEPS: Final = ("before_end", "after_end", "amid_tasks")
-ON_A_CLUSTER: Final = ("windows2", "join", "keyed")
-CLUSTER_CORES: Final = 3
+ON_A_CLUSTER: Final = ("windows2", "join", "keyed", "pg_staged_orders", "my_orders")
+CLUSTER_CORES: Final = 4
 BY_SPARK: Final = ("by_spark_keyed", "by_spark_windows")
 STATEFUL: Final = ("windows", "totals", "join")
 # Of those, the ones whose state is in the store that Spark has by itself, and in RocksDB's first format.
@@ -114,12 +115,12 @@ WROTE: Final = re.compile(r"^(\w+) wrote batch (\d+) with \d+ rows of (\d+) task
 
 def lives_of(pipelines: Sequence[str], steps: Sequence[str] = STEPS) -> list[dict[str, str]]:
     """Who dies where, life for life: everyone at every step, and no two at the same, as far as that goes."""
-    starts = [place for place, step in enumerate(steps) if step not in FOLLOWING]
-    assert len(pipelines) <= len(starts)
+    starts = cycle(place for place, step in enumerate(steps) if step not in FOLLOWING)
+    started = dict(zip(pipelines, starts, strict=False))
     return [
         {
             pipeline: step_of(pipeline, steps[(start + life) % len(steps)])
-            for pipeline, start in zip(pipelines, starts, strict=False)
+            for pipeline, start in started.items()
         }
         for life in range(len(steps))
     ]
@@ -226,7 +227,21 @@ def check_met_in_batch_0(deaths: dict[str, str], logs: list[str]) -> None:
     assert {each.pipeline for log in logs for each in met_in(log) if each.batch == 0} == set(deaths)
 
 
-# From topics to topics
+class Databases:
+    """Where the tables are that pipelines write to, by how their names begin."""
+
+    def __init__(self, postgres: PostgresServer, mariadb: MariaDBServer) -> None:
+        self._queries: dict[str, Query] = {"pg": postgres.query, "my": mariadb.query}
+        self.environment = {"TEST_POSTGRES": postgres.dsn, "TEST_MYSQL": mariadb.url()}
+
+    def query_of(self, pipeline: str) -> Query | None:
+        """Of the database that its table is in; a pipeline that has none writes to a topic."""
+        return self._queries.get(pipeline.partition("_")[0])
+
+
+@pytest.fixture
+def databases(postgres: PostgresServer, mariadb: MariaDBServer) -> Databases:
+    return Databases(postgres, mariadb)
 
 
 def survive(
@@ -236,17 +251,35 @@ def survive(
     pipelines: Sequence[str],
     master: str = MASTER,
     steps: Sequence[str] = STEPS,
+    databases: Databases | None = None,
 ) -> None:
     feed(bootstrap)
-    for pipeline in pipelines:
-        create_topic(bootstrap, f"{pipeline}-out", 4)
-    chain = Chain(start_driver, bootstrap, directory, pipelines, master)
+    queries = {pipeline: databases and databases.query_of(pipeline) for pipeline in pipelines}
+    for pipeline, query in queries.items():
+        create_target(bootstrap, pipeline, query)
+    environment = databases.environment if databases else {}
+    chain = Chain(start_driver, bootstrap, directory, pipelines, master, **environment)
     chain.live_through(lives_of(pipelines, steps))
-    for pipeline in pipelines:
-        found = committed_records(bootstrap, f"{pipeline}-out")
-        check(pipeline, ((record.key, record.value) for _, record in found))
+    for pipeline, query in queries.items():
+        check(pipeline, content_of(bootstrap, pipeline, query))
     check_recut(pipelines, chain.logs)
     check_states(directory, pipelines)
+
+
+def create_target(bootstrap: str, pipeline: str, query: Query | None) -> None:
+    if query is None:
+        create_topic(bootstrap, f"{pipeline}-out", 4)
+        return
+    key = "PRIMARY KEY" if "totals" in pipeline else ""
+    query(f"CREATE TABLE {pipeline} (id varchar(40) {key}, content varchar(100))")
+
+
+def content_of(bootstrap: str, pipeline: str, query: Query | None) -> list[Content]:
+    if query is None:
+        found = committed_records(bootstrap, f"{pipeline}-out")
+        return [(record.key, record.value) for _, record in found]
+    rows = query(f"SELECT id, content FROM {pipeline}")
+    return [(str(key).encode(), str(value).encode()) for key, value in rows]
 
 
 def check_recut(pipelines: Iterable[str], logs: list[str]) -> None:
@@ -272,6 +305,9 @@ def cuts_of(pipeline: str, logs: list[str]) -> dict[int, list[int]]:
     return cuts
 
 
+# From topics to topics
+
+
 def test_pipelines_into_topics_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
 ) -> None:
@@ -287,10 +323,11 @@ def test_pipelines_on_apache_kafka_survive_a_driver_killed_at_every_step(
 
 
 def test_pipelines_on_a_cluster_survive_a_driver_whose_executors_outlive_it(
-    broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path
+    broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path, databases: Databases
 ) -> None:
+    """Some of them write to tables."""
     with StandaloneCluster(tmp_path / "cluster", CLUSTER_CORES) as cluster:
-        survive(start_driver, broker.bootstrap, tmp_path, ON_A_CLUSTER, cluster.url, FEW_STEPS)
+        survive(start_driver, broker.bootstrap, tmp_path, ON_A_CLUSTER, cluster.url, FEW_STEPS, databases)
 
 
 def test_pipelines_from_sparks_own_source_survive_a_driver_that_is_killed(
@@ -316,21 +353,7 @@ def test_pipelines_into_tables_survive_a_driver_killed_at_every_step(
     broker: BrokerProcess,
     start_driver: StartDriver,
     tmp_path: Path,
-    postgres: PostgresServer,
-    mariadb: MariaDBServer,
+    databases: Databases,
     pipelines: Sequence[str],
 ) -> None:
-    servers: dict[str, Query] = {"pg": postgres.query, "my": mariadb.query}
-    tables = {pipeline: servers[pipeline.partition("_")[0]] for pipeline in pipelines}
-    feed(broker.bootstrap)
-    for pipeline, query in tables.items():
-        key = "PRIMARY KEY" if "totals" in pipeline else ""
-        query(f"CREATE TABLE {pipeline} (id varchar(40) {key}, content varchar(100))")
-    where = {"TEST_POSTGRES": postgres.dsn, "TEST_MYSQL": mariadb.url()}
-    chain = Chain(start_driver, broker.bootstrap, tmp_path, pipelines, MASTER, **where)
-    chain.live_through(lives_of(pipelines))
-    for pipeline, query in tables.items():
-        rows = query(f"SELECT id, content FROM {pipeline}")
-        check(pipeline, ((str(key).encode(), str(value).encode()) for key, value in rows))
-    check_recut(pipelines, chain.logs)
-    check_states(tmp_path, pipelines)
+    survive(start_driver, broker.bootstrap, tmp_path, pipelines, databases=databases)
