@@ -47,6 +47,7 @@ from semel.sinks.kafka import KafkaSink
 from semel.sinks.kafka.markers import transactional_id_of
 
 SUPERVISED: Final = HERE / "pipelines" / "supervised.py"
+PAID_ORDERS: Final = HERE.parents[1] / "examples" / "pipelines" / "paid_orders.py"
 SEMEL_RUN: Final = (sys.executable, "-c", "from semel.cli.run import command; command()")
 # A life is short here, and most of it is the start of its JVM.
 QUICK_START: Final = tuple(
@@ -228,6 +229,45 @@ def test_a_pipeline_that_dies_is_started_again_and_ends_when_it_has_caught_up(su
     assert percents == sorted(percents)
     assert percents[-1] == 100
     assert err.endswith("\r\x1b[2K"), "the bar is left on the screen"
+
+
+def test_an_example_that_runs_again_skips_a_batch_that_sparks_log_has_forgotten(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """A join: what it remembers of the orders goes on to those that are paid later.
+
+    All of it is of the first minutes of 1970: no watermark moves, and so the last batch is one with rows.
+    """
+    create_topic(broker.bootstrap, "paid", 4)
+    for topic in ("orders", "payments"):
+        create_topic(broker.bootstrap, topic, 3, retention_ms="-1")
+
+    def feed(topic: str, start: int, stop: int) -> None:
+        rows = [
+            Row(b"%s %d" % (topic.encode(), i), b"k%d" % i, timestamp_ms=1000 * (i + 1))
+            for i in range(start, stop)
+        ]
+        produce(broker.bootstrap, topic, rows)
+
+    def run(stop: int) -> str:
+        started = start_run(
+            PAID_ORDERS, "--until-caught-up", BOOTSTRAP=broker.bootstrap, CHECKPOINTS=str(tmp_path)
+        )
+        out, err = started.communicate(timeout=RUN_TIMEOUT_S)
+        assert started.returncode == 0, err
+        found = committed_records(broker.bootstrap, "paid")
+        wanted = [(b"k%d" % i, b"orders %d payments %d" % (i, i)) for i in range(stop)]
+        check_rows(((record.key, record.value) for _, record in found), wanted)
+        return out
+
+    feed("orders", 0, ROWS)
+    feed("payments", 0, ROWS // 2)
+    assert "paid-orders: batch 0, epoch 0 committed, 100 rows" in run(ROWS // 2)
+    commits = tmp_path / "paid-orders" / "commits"
+    for name in ("0", ".0.crc"):
+        (commits / name).unlink()
+    feed("payments", ROWS // 2, ROWS)
+    assert "paid-orders: batch 1, 1 skipped, epoch 1 committed, 100 rows" in run(ROWS)
 
 
 def test_a_pipeline_is_kept_alive_on_a_cluster(supervised: Supervised, tmp_path: Path) -> None:
