@@ -194,7 +194,9 @@ def stateful(broker: BrokerProcess) -> Targets:
     return Targets(broker.bootstrap, contents)
 
 
-@pytest.mark.parametrize("is_copied", [True, False], ids=["copies", "one"])
+@pytest.mark.parametrize(
+    "is_copied", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["one", "copies"]
+)
 def test_of_two_drivers_with_state_the_first_is_fenced_and_what_the_second_remembers_is_whole(
     stateful: Targets, broker: BrokerProcess, start_driver: StartDriver, tmp_path: Path, is_copied: bool
 ) -> None:
