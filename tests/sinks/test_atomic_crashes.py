@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,12 @@ class Driver:
     def __init__(self, target: Target, step: str, number: str, *numbers: int) -> None:
         arguments = [target.bootstrap, target.dsn, target.label, step, number, *map(str, numbers)]
         self._process = subprocess.Popen(
-            [sys.executable, DRIVER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, DRIVER, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # It imports what this test does.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         self.said: list[str] = []
 

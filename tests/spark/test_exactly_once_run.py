@@ -250,9 +250,8 @@ def test_an_example_that_runs_again_skips_a_batch_that_sparks_log_has_forgotten(
         produce(broker.bootstrap, topic, rows)
 
     def run(stop: int) -> str:
-        started = start_run(
-            PAID_ORDERS, "--until-caught-up", BOOTSTRAP=broker.bootstrap, CHECKPOINTS=str(tmp_path)
-        )
+        where = {"BOOTSTRAP": broker.bootstrap, "CHECKPOINTS": str(tmp_path)}
+        started = start_run(PAID_ORDERS, tmp_path, "--until-caught-up", **where)
         out, err = started.communicate(timeout=RUN_TIMEOUT_S)
         assert started.returncode == 0, err
         found = committed_records(broker.bootstrap, "paid")
