@@ -4,28 +4,24 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
-# Upper bounds of the commit latency's buckets, in seconds; the last bucket has none.
+# Upper bounds of the buckets of latencies, in seconds; the last bucket has none.
 LATENCY_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(slots=True)
 class Latency:
-    """Mean, maximum and a histogram, without keeping the values."""
+    """A histogram: how many there were in each bucket, and their sum."""
 
-    count: int = 0
     total_s: float = 0.0
-    max_s: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
 
     def observe(self, seconds: float) -> None:
-        self.count += 1
         self.total_s += seconds
-        self.max_s = max(self.max_s, seconds)
         self.buckets[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
 
     @property
-    def mean_s(self) -> float:
-        return self.total_s / self.count if self.count else 0.0
+    def count(self) -> int:
+        return sum(self.buckets)
 
 
 @dataclass(slots=True)

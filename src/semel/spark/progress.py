@@ -4,10 +4,12 @@ Batches and rows count when the last sink has them, and once, however many sinks
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
+from semel.sinks.metrics import LATENCY_BUCKETS_S
 from semel.spark.source_offsets import of_source
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ class Progress:
     """One pipeline at one moment. Counts are of this life of its process; `lag` is None if none is known.
 
     `lag` and `read`, which is of the last batch, are offsets of the sources. `commit_s` is how long the
-    commits of all sinks took together, and `sink_commits` how many those were.
+    commits of all sinks took together, and `commit_buckets` how many took how long, by `LATENCY_BUCKETS_S`.
     """
 
     pipeline: str
@@ -37,7 +39,7 @@ class Progress:
     aborts: int
     dead_letters: int
     commit_s: float
-    sink_commits: int
+    commit_buckets: list[int]
     is_active: bool
 
     def encode(self) -> str:
@@ -49,7 +51,7 @@ def decode(line: str) -> Progress:
 
 
 def progress_of(query: "PipelineQuery") -> Progress:
-    """What a pipeline can say of itself now; sinks that follow are as far as the last of them."""
+    """What a pipeline can say of itself now. With several sinks: the epoch that the slowest has."""
     last: Mapping[str, Any] = query.lastProgress or {}
     committed = [sink.tracker.last_committed for sink in query.sinks]
     metrics = [sink.metrics for sink in query.sinks]
@@ -66,7 +68,9 @@ def progress_of(query: "PipelineQuery") -> Progress:
         aborts=sum(each.aborts for each in metrics),
         dead_letters=sum(each.dead_letters for each in metrics),
         commit_s=sum(each.commit_latency.total_s for each in metrics),
-        sink_commits=sum(each.commit_latency.count for each in metrics),
+        commit_buckets=[
+            sum(same) for same in zip(*(each.commit_latency.buckets for each in metrics), strict=True)
+        ],
         is_active=query.isActive,
     )
 
@@ -98,44 +102,52 @@ def _distance(begin: object, end: object) -> int | None:
     return sum(max(offset - at.get(where, 0), 0) for where, offset in to.items())
 
 
-# Name, kind, explanation, and the field of each of its samples.
-METRICS: Final[tuple[tuple[str, ...], ...]] = (
+# Name, kind, explanation, and field.
+METRICS: Final = (
     ("semel_pipeline_rows_total", "counter", "Rows that every sink has got in this life.", "rows"),
     ("semel_pipeline_commits_total", "counter", "Epochs that every sink has got in this life.", "commits"),
     ("semel_pipeline_skips_total", "counter", "Batches that every sink had already.", "skips"),
     ("semel_pipeline_aborts_total", "counter", "Epochs aborted at any sink, to be run again.", "aborts"),
     ("semel_pipeline_dead_letters_total", "counter", "Rows kept as dead letters.", "dead_letters"),
-    (
-        "semel_pipeline_commit_latency_seconds",
-        "summary",
-        "How long each commit at any sink took.",
-        "commit_s",
-        "sink_commits",
-    ),
     ("semel_pipeline_committed_epoch", "gauge", "The last epoch that every sink has.", "committed_epoch"),
     ("semel_pipeline_rows_per_second", "gauge", "Rows a second that the last batch has read.", "rows_per_s"),
     ("semel_pipeline_lag", "gauge", "Offsets up to the last stable offset not yet committed.", "lag"),
     ("semel_pipeline_active", "gauge", "Whether the query runs.", "is_active"),
 )
-SUFFIXES: Final = {"summary": ("_sum", "_count")}
+COMMIT_LATENCY: Final = "semel_pipeline_commit_latency_seconds"
+# As Prometheus writes the upper bounds of buckets.
+BOUNDS: Final = (*(f"{bound:g}" for bound in LATENCY_BUCKETS_S), "+Inf")
 
 
 def render_metrics(latest: Mapping[str, Progress], restarts: int) -> str:
     """In the text format of Prometheus."""
     lines: list[str] = []
-    for name, kind, explanation, *fields in METRICS:
+    for name, kind, explanation, field in METRICS:
         lines += [f"# HELP {name} {explanation}", f"# TYPE {name} {kind}"]
         for pipeline, progress in latest.items():
-            for suffix, field in zip(SUFFIXES.get(kind, ("",)), fields, strict=True):
-                value = getattr(progress, field)
-                if value is not None:
-                    lines.append(f'{name}{suffix}{{pipeline="{pipeline}"}} {_number(value)}')
+            value = getattr(progress, field)
+            if value is not None:
+                lines.append(f'{name}{{pipeline="{pipeline}"}} {_number(value)}')
+    lines += [
+        f"# HELP {COMMIT_LATENCY} How long each commit at any sink took.",
+        f"# TYPE {COMMIT_LATENCY} histogram",
+    ]
+    for progress in latest.values():
+        lines += _latency_samples(progress)
     lines += [
         "# HELP semel_pipeline_restarts_total Starts after a crash.",
         "# TYPE semel_pipeline_restarts_total counter",
         f"semel_pipeline_restarts_total {restarts}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _latency_samples(progress: Progress) -> Iterator[str]:
+    pipeline = f'pipeline="{progress.pipeline}"'
+    for bound, count in zip(BOUNDS, accumulate(progress.commit_buckets), strict=True):
+        yield f'{COMMIT_LATENCY}_bucket{{{pipeline},le="{bound}"}} {count}'
+    yield f"{COMMIT_LATENCY}_sum{{{pipeline}}} {_number(progress.commit_s)}"
+    yield f"{COMMIT_LATENCY}_count{{{pipeline}}} {sum(progress.commit_buckets)}"
 
 
 def _number(value: float) -> str:

@@ -9,12 +9,13 @@ import pytest
 
 from semel.cli import progress_display
 from semel.cli.progress_display import Fill, ProgressDisplay, progress_figures
-from semel.sinks.metrics import SinkMetrics
+from semel.sinks.metrics import LATENCY_BUCKETS_S, SinkMetrics
 from semel.sinks.tracker import EpochTracker
 from semel.spark.progress import Progress, decode, lag_of, progress_of, read_of, render_metrics
 from semel.spark.supervisor import Supervisor
 
-PROGRESS = Progress("totals", 7, 6, 1234567, 55.5, 12, 50, 6, 1, 2, 3, 0.75, 6, True)
+BUCKETS = [0, 1, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 1]
+PROGRESS = Progress("totals", 7, 6, 1234567, 55.5, 12, 50, 6, 1, 2, 3, 0.75, BUCKETS, True)
 
 
 def test_progress_survives_the_pipe() -> None:
@@ -44,9 +45,16 @@ def test_metrics_are_in_the_format_of_prometheus() -> None:
     assert 'semel_pipeline_active{pipeline="totals"} 1\n' in text
     assert text.endswith("semel_pipeline_restarts_total 3\n")
     assert (
-        "# TYPE semel_pipeline_commit_latency_seconds summary\n"
+        "# TYPE semel_pipeline_commit_latency_seconds histogram\n"
+        'semel_pipeline_commit_latency_seconds_bucket{pipeline="totals",le="0.005"} 0\n'
+        'semel_pipeline_commit_latency_seconds_bucket{pipeline="totals",le="0.01"} 1\n'
+        'semel_pipeline_commit_latency_seconds_bucket{pipeline="totals",le="0.025"} 3\n'
+    ) in text
+    assert (
+        'semel_pipeline_commit_latency_seconds_bucket{pipeline="totals",le="30"} 6\n'
+        'semel_pipeline_commit_latency_seconds_bucket{pipeline="totals",le="+Inf"} 7\n'
         'semel_pipeline_commit_latency_seconds_sum{pipeline="totals"} 0.75\n'
-        'semel_pipeline_commit_latency_seconds_count{pipeline="totals"} 6\n'
+        'semel_pipeline_commit_latency_seconds_count{pipeline="totals"} 7\n'
     ) in text
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names))
@@ -79,7 +87,9 @@ def test_a_row_counts_once_however_many_sinks_it_goes_to(sinks: int) -> None:
     told = progress_of(query_with(sinks))
     assert (told.rows, told.commits, told.skips, told.committed_epoch) == (30, 2, 1, 1)
     assert told.aborts == sinks, "each is a transaction of its own"
-    assert (told.commit_s, told.sink_commits) == (0.75 * sinks, 2 * sinks)
+    assert told.commit_s == 0.75 * sinks
+    assert [told.commit_buckets[LATENCY_BUCKETS_S.index(bound)] for bound in (0.25, 0.5)] == [sinks, sinks]
+    assert sum(told.commit_buckets) == 2 * sinks
     assert told.dead_letters == 4 * sinks, "what one sink cannot take another may"
 
 
