@@ -269,10 +269,10 @@ class PostgresTable(Table):
 
     def has_owner(self, sink: SqlSink) -> bool:
         named = "SELECT 1 FROM pg_stat_activity WHERE starts_with(application_name, %s)"
-        return bool(self.query(named, sink._label))
+        return bool(self.query(named, sink._connection.label))
 
     def end_owner(self, sink: SqlSink) -> None:
-        self._end(sink._label)
+        self._end(sink._connection.label)
 
     def end_writers(self, sink: SqlSink) -> None:
         self._end(sink._writers_prefix)
@@ -346,10 +346,10 @@ class MariaDBTable(Table):
             connection.close()
 
     def has_owner(self, sink: SqlSink) -> bool:
-        return self._holders([sink._label]) != []
+        return self._holders([sink._connection.label]) != []
 
     def end_owner(self, sink: SqlSink) -> None:
-        self._end([sink._label])
+        self._end([sink._connection.label])
 
     def end_writers(self, sink: SqlSink) -> None:
         self._end([writer_lock(sink._writers_prefix, number) for number in range(WRITER_LOCKS)])

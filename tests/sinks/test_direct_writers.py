@@ -18,9 +18,9 @@ from semel.sinks.receipts import Attempt
 from semel.sinks.service import dial
 from semel.sinks.settings import SinkSettings
 from semel.sinks.sink import State, WriterPlan
-from semel.sinks.sql import intake
+from semel.sinks.sql import intake_service
 from semel.sinks.sql.dialect import Form
-from semel.sinks.sql.intake import FRAME
+from semel.sinks.sql.intake_service import FRAME
 from semel.sinks.sql.sink import SqlSink
 
 
@@ -130,14 +130,14 @@ async def test_rows_are_made_while_those_before_are_loaded_and_not_too_many(tabl
     async with table.shared(settings=SinkSettings(max_buffered=1)) as sink:
         writer = pickle.loads(pickle.dumps(await sink.begin(0))).writer(0)
         with table.locked_row(1):
-            for number in range(1, intake.MAX_UNANSWERED + 1):
+            for number in range(1, intake_service.MAX_UNANSWERED + 1):
                 await writer.write(rows(number))
-            one_more = asyncio.ensure_future(writer.write(rows(intake.MAX_UNANSWERED + 1)))
+            one_more = asyncio.ensure_future(writer.write(rows(intake_service.MAX_UNANSWERED + 1)))
             await table.until_somebody_waits()
             assert not one_more.done()
         await one_more
         await sink.commit(0, [await writer.finish()])
-        assert table.ids() == list(range(1, intake.MAX_UNANSWERED + 2))
+        assert table.ids() == list(range(1, intake_service.MAX_UNANSWERED + 2))
 
 
 async def test_a_writer_that_gives_up_lets_go_of_rows_on_their_way(table: Table) -> None:
@@ -216,11 +216,11 @@ async def test_writers_that_compute_for_long_do_not_lose_the_transaction(table: 
 async def test_writers_that_stall_within_a_frame_do_not_keep_others_out_for_ever(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "FRAME_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(intake_service, "FRAME_TIMEOUT_S", 0.5)
     async with table.shared() as sink:
         plan = pickle.loads(pickle.dumps(await sink.begin(0)))
         stalled = []
-        for number in range(intake.MAX_FRAMES):
+        for number in range(intake_service.MAX_FRAMES):
             channel = await dial(plan.service, Attempt.new(plan.place, number, "stalled").fields())
             await channel.send(FRAME.pack(1, 1000) + bytes(500))
             stalled.append(channel)
@@ -300,10 +300,10 @@ async def test_rows_are_counted_though_triggers_change_others(table: Table) -> N
 async def test_a_sink_that_stages_no_more_leaves_no_stage(table: Table) -> None:
     async with table.shared(strategy="staged") as sink:
         await run_epoch(sink, 0, rows(1))
-        assert await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
+        assert await sink._dialect.stages(sink._connection.session, "semel_stage_")  # type: ignore[arg-type]
     async with table.shared(strategy="direct") as sink:
         await run_epoch(sink, 1, rows(2))
-        assert not await sink._dialect.stages(sink._session, "semel_stage_")  # type: ignore[arg-type]
+        assert not await sink._dialect.stages(sink._connection.session, "semel_stage_")  # type: ignore[arg-type]
     assert table.ids() == [1, 2]
 
 

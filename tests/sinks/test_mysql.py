@@ -103,7 +103,7 @@ def stand_in_for(table: MariaDBTable, owner: SqlSink) -> Any:
     stand_in = table.connect()
     table.end_owner(owner)
     with stand_in.cursor() as cursor:
-        cursor.execute("SELECT GET_LOCK(%s, 10)", (owner._label,))
+        cursor.execute("SELECT GET_LOCK(%s, 10)", (owner._connection.label,))
         assert cursor.fetchone() == (1,)
     return stand_in
 

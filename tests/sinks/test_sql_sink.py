@@ -688,10 +688,10 @@ async def test_a_server_that_leaves_rows_unread_for_long_is_not_taken_for_one_th
 async def test_a_server_that_freezes_before_the_first_rows_is_asked_again(table: Table) -> None:
     """Nothing was on the connection: another one is as good."""
     async with table.opened(settings=SinkSettings(write_timeout=3.0)) as sink, asyncio.timeout(PATIENCE_S):
-        first = sink._session
+        first = sink._connection.session
         with table.frozen():
             writing = asyncio.create_task(write_all(sink, 0, rows(1)))
-            await until(lambda: sink._session is not first)
+            await until(lambda: sink._connection.session is not first)
         await sink.commit(0, await writing)
     assert table.ids() == [1]
 
@@ -703,9 +703,9 @@ async def test_a_commit_may_take_longer_than_a_server_may_be_silent_about_rows(t
         with table.locked_row(1):
             commit = asyncio.create_task(sink.commit(0, receipts))
             await table.until_somebody_waits()
-            moving = sink._session
+            moving = sink._connection.session
             await asyncio.sleep(1.0)  # what it is about
-            assert sink._session is moving
+            assert sink._connection.session is moving
         await commit
     assert table.ids() == [1]
 

@@ -15,7 +15,8 @@ from semel.sinks.errors import CommitFailed, ConnectionLost, WriteFailed
 from semel.sinks.receipts import Attempt, Place
 from semel.sinks.service import Channel
 from semel.sinks.sql.dialect import Loaded, Part
-from semel.sinks.sql.intake import FRAME, Intake, IntakeService, RemoteIntake
+from semel.sinks.sql.intake import Intake
+from semel.sinks.sql.intake_service import FRAME, IntakeService, RemoteIntake
 
 PATIENCE_S = 10.0
 SHORT_S = 0.3

@@ -22,7 +22,7 @@ TOO_LONG = "value too long for type character varying(3); COPY small, line 38, c
 NAMED = "rows of sink 'totals' cannot be written to small: "
 MENDED = (
     ". Mend the rows; or have those that do not fit their columns kept as dead letters, with "
-    "strategy='staged' and SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)"
+    "SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)"
 )
 ROWS = [{"key": "four"}]
 WAYS = ("direct", "direct, elsewhere", "staged")
@@ -44,7 +44,7 @@ async def begun(way: str, failure: SqlFailure, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("semel.sinks.postgres.dialect.connect", connect)
     sink = PostgresSink("", "small", strategy=way.partition(",")[0])
     sink.share()
-    sink.sink_id, sink._state, sink._session = "totals", State.IDLE, await connect()
+    sink.sink_id, sink._state, sink._connection.session = "totals", State.IDLE, await connect()
     sink._layout = lay_out(sink.target, [TableColumn("key", "text")], sink._dialect)
     sink._stage = Stage(sink._dialect, "totals", sink._layout, refuses_nulls=False)
     await sink._start_service()

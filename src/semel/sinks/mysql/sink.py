@@ -81,8 +81,9 @@ class MySQLSink(SqlSink):
         return marker
 
     def _writes_literals(self) -> bool:
-        assert self._session is not None and self._layout is not None
-        return isinstance(self._session.form(self._layout.table, self._layout.staged, None), TuplesForm)
+        session = self._connection.session
+        assert session is not None and self._layout is not None
+        return isinstance(session.form(self._layout.table, self._layout.staged, None), TuplesForm)
 
     async def _check_target(self, session: SqlSession) -> Layout:
         layout = await super()._check_target(session)

@@ -25,8 +25,8 @@ PERMANENT: frozenset[Cause] = frozenset({Cause.ROW, Cause.DENIED, Cause.MISSING}
 
 # What the user may do about a row.
 MEND: Final = (
-    "Mend the rows; or have those that do not fit their columns kept as dead letters, with strategy='staged' "
-    "and SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)"
+    "Mend the rows; or have those that do not fit their columns kept as dead letters, with "
+    "SinkSettings(on_bad_row=OnBadRow.DEAD_LETTER)"
 )
 
 

@@ -37,9 +37,11 @@ from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.failures import Cause, NotEndedYet, SqlFailure, answered_within, silence
-from semel.sinks.sql.intake import Intake, IntakeService, LocalIntake
+from semel.sinks.sql.intake import Intake
+from semel.sinks.sql.intake_service import IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
 from semel.sinks.sql.names import MERGE_TABLE, TableName, sink_key
+from semel.sinks.sql.owner_connection import OwnerConnection
 from semel.sinks.sql.sink_row import Holder, SinkRow, SinkRows
 from semel.sinks.sql.stage import Stage, check_count, drop_stages
 from semel.sinks.sql.tables import make_table
@@ -90,9 +92,7 @@ class SqlSink(TransactionalSink):
         self._is_strategy_given = strategy is not None
         self._dialect = dialect
         self._rows = SinkRows(dialect)
-        self._session: SqlSession | None = None
-        self._owner_number = 0
-        self._owner: Owner | None = None
+        self._connection = self._new_connection(Owner.here(self.run))
         self._layout: Layout | None = None
         self._merge: Merge | None = None
         self._stage: Stage | None = None
@@ -103,6 +103,9 @@ class SqlSink(TransactionalSink):
         self._waking: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._is_spoiled = False
+
+    def _new_connection(self, owner: Owner) -> OwnerConnection:
+        return OwnerConnection(self._dialect, self._rows, self.sink_id, owner, self.settings.commit_timeout)
 
     def _new_intake(self) -> Intake:
         return Intake(self._begun, self.settings.write_timeout)
@@ -139,15 +142,15 @@ class SqlSink(TransactionalSink):
 
     async def _why_open_waits(self) -> str:
         """Asks while it waits; then ends that on the server, too: it would lock out the next `open`."""
-        if self._session is None:
+        if self._connection.session is None:
             return "there is no connection yet"
-        session_id = self._session.session_id
+        session_id = self._connection.session.session_id
         try:
             async with asyncio.timeout(ASKING_TIMEOUT_S):
                 asking = await self._dialect.connect(ASKING_LABEL)
                 try:
                     waits_for = await self._dialect.waits_for(asking, session_id)
-                    await self._dialect.end_session(asking, session_id, self._label)
+                    await self._dialect.end_session(asking, session_id, self._connection.label)
                 finally:
                     await asking.close()
         except (SqlFailure, TimeoutError):
@@ -159,9 +162,10 @@ class SqlSink(TransactionalSink):
     async def _opened(self, owner: Owner) -> Marker:
         await self._close()
         self._intake = self._new_intake()  # it belongs to the loop that opens the sink
-        self._owner, self._is_spoiled = owner, False
+        self._connection = self._new_connection(owner)
+        self._is_spoiled = False
         try:
-            session = self._session = await self._dialect.connect(self._label)
+            session = await self._connection.open()
             before = await self._read_row(session)
             self._check_before_fencing(before.marker)
             layout = self._layout = await self._check_target(session)
@@ -190,7 +194,7 @@ class SqlSink(TransactionalSink):
             await self._rows.insert(session, self.sink_id)
             row = await self._rows.read(session, self.sink_id)
         if row is None:
-            raise self._fenced_by(row)
+            raise self._connection.fenced_by(row)
         return row
 
     async def _check_target(self, session: SqlSession) -> Layout:
@@ -232,19 +236,19 @@ class SqlSink(TransactionalSink):
         """
         if before.holder is not None:
             await self._consider(session, before.holder)
-        self._owner_number = before.owner + 1
+        self._connection.owner_number = before.owner + 1
         for attempt in range(MAX_TAKE_ATTEMPTS):
             await session.set_lock_timeout(PREDECESSOR_GRACE_S if attempt == 0 else TAKE_TIMEOUT_S)
             try:
-                is_taken = await self._rows.take(session, before, self._holder(session))
+                is_taken = await self._rows.take(session, before, self._connection.holder(session))
             except SqlFailure as failure:
                 if failure.cause not in (Cause.LOCKED, Cause.CONFLICT):
                     raise
                 await self._end_predecessor(session)
                 continue
             row = await self._rows.read(session, self.sink_id)
-            if not is_taken or row is None or row.owner != self._owner_number:
-                raise self._fenced_by(row)
+            if not is_taken or row is None or row.owner != self._connection.owner_number:
+                raise self._connection.fenced_by(row)
             await session.set_lock_timeout(self.settings.commit_timeout)
             await self._end_writers(session)
             return row
@@ -283,7 +287,8 @@ class SqlSink(TransactionalSink):
             source = TableName(None, MERGE_TABLE)
             await drop_stages(self._dialect, session, self.sink_id)
             if layout.merges:
-                await session.execute(self._dialect.create_merge_table(layout))
+                self._connection.preparation = self._dialect.create_merge_table(layout)
+                await session.execute(self._connection.preparation)
         else:
             # Where bad rows are kept aside, the stage is to find them; else the table's triggers come first.
             refuses_nulls = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
@@ -308,13 +313,13 @@ class SqlSink(TransactionalSink):
                 return self._staged_plan(place)
             return self._direct_plan(place, session)
         except SqlFailure as failure:
-            await self._drop_session()
+            await self._connection.drop()
             # Locked, as long as the server rolls back what was on a connection that was given up.
             if failure.cause in (Cause.LOST, Cause.LOCKED):
                 raise ConnectionLost(f"epoch {place.epoch} could not be begun: {failure}") from failure
             raise BeginFailed(f"epoch {place.epoch} could not be begun: {failure}") from failure
         except BaseException:
-            await self._drop_session()
+            await self._connection.drop()
             raise
 
     async def _ready(self) -> SqlSession:
@@ -326,7 +331,7 @@ class SqlSink(TransactionalSink):
                 await self._swept()
                 while True:
                     try:
-                        return await self._connected()
+                        return await self._connection.get_session()
                     except NotEndedYet as failure:
                         ending = failure
                         log.info("sink %s: waits for its own lost connection: %s", self.sink_id, failure)
@@ -375,8 +380,8 @@ class SqlSink(TransactionalSink):
 
     async def _begun(self) -> SqlSession:
         """The connection with the epoch's transaction, which begins here if it has not."""
-        if self._has_begun and self._session is not None:
-            return self._session
+        if self._has_begun and self._connection.session is not None:
+            return self._connection.session
         try:
             session = await self._begin_transaction()
         except FencedOut as error:
@@ -403,23 +408,14 @@ class SqlSink(TransactionalSink):
         for is_last in (False, True):
             try:
                 async with answered_within(self.settings.write_timeout):
-                    session = await self._connected()
-                    await self._lock_own_row(session)
+                    session = await self._connection.get_session()
+                    await self._connection.lock_row(session)
                 return session
             except SqlFailure as failure:
-                await self._drop_session()
+                await self._connection.drop()
                 if is_last or failure.cause is not Cause.LOST:
                     raise
         raise AssertionError("the last try raises")
-
-    async def _lock_own_row(self, session: SqlSession) -> SinkRow:
-        """Begins a transaction that has the sink's row, if it is still ours."""
-        await session.begin()
-        row = await self._rows.lock(session, self.sink_id)
-        if row is None or row.owner != self._owner_number:
-            await session.rollback()
-            raise self._fenced_by(row)
-        return row
 
     # Commit
 
@@ -463,14 +459,14 @@ class SqlSink(TransactionalSink):
                 if failure.cause not in (Cause.CONFLICT, Cause.LOST) or conflicts > MAX_CONFLICTS:
                     raise
                 # What was staged is still there, or its number will tell that it is not.
-                await self._drop_session()
+                await self._connection.drop()
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
 
     async def _prepare_direct(self, marker: Marker, receipts: list[Receipt]) -> SqlSession:
         assert self._merge is not None and self._layout is not None
         await self._intake.close()
         self._intake.check_covered(receipts)
-        if self._is_spoiled or (self._has_begun and self._session is None):
+        if self._is_spoiled or (self._has_begun and self._connection.session is None):
             raise CommitFailed(f"epoch {marker.epoch} has lost its transaction: abort it and run it again")
         session = await self._begun()
         self._let_sleep()
@@ -486,8 +482,8 @@ class SqlSink(TransactionalSink):
             raise CommitFailed(
                 f"an epoch has at most {MAX_RECEIPTS:,} writers: use fewer partitions", is_permanent=True
             )
-        session = await self._connected()
-        await self._lock_own_row(session)
+        session = await self._connection.get_session()
+        await self._connection.lock_row(session)
         stamps = [
             stamp_of(receipt.place, receipt.task, receipt.attempt) for receipt in receipts if receipt.rows
         ]
@@ -499,9 +495,17 @@ class SqlSink(TransactionalSink):
         return session
 
     async def _mark(self, session: SqlSession, marker: Marker) -> None:
-        marked = await self._rows.mark(session, self.sink_id, self._owner_number, marker, self._marker.epoch)
-        if not marked:
-            raise self._fenced_by(await self._rows.read(session, self.sink_id))
+        owner_number, last_epoch = self._connection.owner_number, self._marker.epoch
+        if await self._rows.mark(session, self.sink_id, owner_number, marker, last_epoch):
+            return
+        row = await self._rows.read(session, self.sink_id)
+        if row is not None and row.holder is not None and row.holder.owner.run == self.run:
+            raise FencedOut(
+                f"the marker of sink {self.sink_id!r} is at epoch {row.marker.epoch} and not at "
+                f"{last_epoch}: it was changed by hand while it was open, or the server has lost what was "
+                f"committed (restored, failed over); restart this instance, which tells what to do"
+            )
+        raise self._connection.fenced_by(row)
 
     async def _send_commit(self, session: SqlSession, marker: Marker, deadline: float) -> None:
         try:
@@ -522,11 +526,11 @@ class SqlSink(TransactionalSink):
     async def _resolve(self, marker: Marker, deadline: float) -> None:
         """COMMIT was sent and no answer came: the row, once it can be locked, tells what has become of it."""
         while time.monotonic() < deadline:
-            await self._drop_session()
+            await self._connection.drop()
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    session = await self._connected()
-                    row = await self._lock_own_row(session)
+                    session = await self._connection.get_session()
+                    row = await self._connection.lock_row(session)
                     await session.rollback()
             except TimeoutError:
                 break
@@ -546,11 +550,16 @@ class SqlSink(TransactionalSink):
                 f"the connection was lost while epoch {marker.epoch} was committed, and the server has "
                 f"rolled it back: abort it and run it again"
             )
-        await self._drop_session()
+        await self._connection.drop()
         raise UnknownOutcome(
             f"the connection was lost while epoch {marker.epoch} of sink {self.sink_id!r} was committed, and "
             f"the server did not tell within {self.settings.commit_timeout:g} s: open the sink anew to know"
         )
+
+    async def _spoil(self) -> None:
+        """After a failed commit the transaction is gone; what was staged is not."""
+        self._is_spoiled = self.strategy is Strategy.DIRECT
+        await self._connection.drop()
 
     # Abort
 
@@ -561,13 +570,14 @@ class SqlSink(TransactionalSink):
                 return
             self._let_sleep()
             await self._intake.cut()
-            if self._session is not None and not self._is_spoiled:
+            session = self._connection.session
+            if session is not None and not self._is_spoiled:
                 if self._has_begun:
-                    await self._roll_back(self._session)
+                    await self._roll_back(session)
                 return
             await self._refuse_if_fenced()
         except SqlFailure as failure:
-            await self._drop_session()
+            await self._connection.drop()
             if failure.cause is not Cause.LOST:
                 raise AbortFailed(f"the epoch's transaction was not rolled back: {failure}") from failure
             await self._refuse_if_fenced()
@@ -578,7 +588,7 @@ class SqlSink(TransactionalSink):
             async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
                 await session.rollback()
         except TimeoutError:
-            await self._drop_session()
+            await self._connection.drop()
 
     async def _refuse_if_fenced(self) -> None:
         """Raises FencedOut if that is why the connection is gone. A server that is away is asked once.
@@ -588,10 +598,10 @@ class SqlSink(TransactionalSink):
         """
         try:
             async with asyncio.timeout(self.settings.abort_timeout / ABORT_STEPS):
-                await self._connected()
+                await self._connection.get_session()
         except (SqlFailure, TimeoutError) as failure:
             log.info("sink %s: whose it is will be asked again: %r", self.sink_id, failure)
-            await self._drop_session()
+            await self._connection.drop()
 
     async def _close(self) -> None:
         if self._service is not None:
@@ -603,7 +613,7 @@ class SqlSink(TransactionalSink):
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
             self._sweeping = None
-        await self._drop_session()
+        await self._connection.drop()
 
     # The stage between epochs
 
@@ -620,15 +630,15 @@ class SqlSink(TransactionalSink):
         """Empties the stage, if it is still ours: a zombie must not empty its successor's."""
         assert self._stage is not None
         try:
-            session = await self._connected()
+            session = await self._connection.get_session()
             for table in (self._stage.rows, self._stage.dead_letters):
                 await self._clear(session, table)
         except SqlFailure as failure:
             log.info("sink %s: the stage was not emptied, later: %s", self.sink_id, failure)
-            await self._drop_session()
+            await self._connection.drop()
 
     async def _clear(self, session: SqlSession, table: TableName) -> None:
-        await self._lock_own_row(session)
+        await self._connection.lock_row(session)
         try:
             await self._dialect.clear_stage(session, table)
         except SqlFailure as failure:
@@ -636,75 +646,11 @@ class SqlSink(TransactionalSink):
                 raise
             # A writer of an epoch that is over. Nobody waits for it, and its rows are nobody's.
             await session.rollback()
-            await self._lock_own_row(session)
+            await self._connection.lock_row(session)
             await self._dialect.end_writers(session, self._writers_prefix)
             await self._dialect.clear_stage(session, table)
         await session.commit()
 
-    # The connection
-
-    @property
-    def _label(self) -> str:
-        """What the server shows: whose connection it is, so that a successor ends the right one."""
-        return f"semel:{sink_key(self.sink_id)}:{self.run}"
-
     @property
     def _writers_prefix(self) -> str:
         return f"semel-writer:{sink_key(self.sink_id)}:"
-
-    def _holder(self, session: SqlSession) -> Holder:
-        assert self._owner is not None
-        return Holder(self._owner, session.session_id, self._label)
-
-    async def _connected(self) -> SqlSession:
-        """The owner's connection; a new one, if it was lost, after proof that the sink is still ours."""
-        if self._session is not None:
-            return self._session
-        session = await self._dialect.connect(self._label)
-        try:
-            await session.set_lock_timeout(self.settings.commit_timeout)
-            await self._end_own_lost_session(session)
-            holder = self._holder(session)
-            if not await self._rows.renew(session, self.sink_id, self._owner_number, holder):
-                raise self._fenced_by(await self._rows.read(session, self.sink_id))
-            if self.strategy is Strategy.DIRECT and self._layout is not None and self._layout.merges:
-                await session.execute(self._dialect.create_merge_table(self._layout))
-        except BaseException:
-            await session.close()
-            raise
-        self._session = session
-        return session
-
-    async def _end_own_lost_session(self, session: SqlSession) -> None:
-        """A server that has not noticed the loss would keep the row locked until it does."""
-        row = await self._rows.read(session, self.sink_id)
-        if row is not None and row.owner == self._owner_number and row.holder is not None:
-            await self._dialect.end_session(session, row.holder.session_id, row.holder.label)
-
-    async def _drop_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
-    async def _spoil(self) -> None:
-        """After a failed commit the transaction is gone; what was staged is not."""
-        self._is_spoiled = self.strategy is Strategy.DIRECT
-        await self._drop_session()
-
-    def _fenced_by(self, row: SinkRow | None) -> FencedOut:
-        if row is None:
-            return FencedOut(
-                f"the row of sink {self.sink_id!r} was deleted (forgotten) while it was open; restart"
-            )
-        holder = row.holder
-        if holder is not None and holder.owner.run == self.run:
-            return FencedOut(
-                f"the marker of sink {self.sink_id!r} is at epoch {row.marker.epoch} and not at "
-                f"{self._marker.epoch}: it was changed by hand while it was open, or the server has lost "
-                f"what was committed (restored, failed over); restart this instance, which tells what to do"
-            )
-        by = holder.owner if holder is not None else "an unknown process"
-        return FencedOut(
-            f"sink {self.sink_id!r} was taken by {by}, owner number {row.owner}: stop this process; if it "
-            "opened the sink again, it would fence its successor"
-        )

@@ -24,7 +24,8 @@ from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
 from semel.sinks.sql.failures import OF_A_ROW, SqlFailure, answered_within
-from semel.sinks.sql.intake import IntakeWay, LocalIntake, RemoteIntake, load_all, write_error
+from semel.sinks.sql.intake import load_all, write_error
+from semel.sinks.sql.intake_service import IntakeWay, LocalIntake, RemoteIntake
 from semel.sinks.sql.json_texts import row_text
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.rows import Shaper
