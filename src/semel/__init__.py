@@ -26,7 +26,7 @@ __all__ = [
 # Each part is imported when it is first asked for: a client process need not load the broker, and a part
 # whose extra is not installed is missed only where it is used.
 PARTS: Final = ("sinks", "spark", "subscriptions")
-PLACES: Final = {
+DEFINED_IN: Final = {
     "Broker": "semel.embedded",
     "stage": "semel.subscriptions.stages",
     "subscribe": "semel.subscriptions",
@@ -37,7 +37,7 @@ PLACES: Final = {
 def __getattr__(name: str) -> object:
     if name in PARTS:
         return import_module(f"semel.{name}")
-    if name in PLACES:
-        found: object = getattr(import_module(PLACES[name]), name)
+    if name in DEFINED_IN:
+        found: object = getattr(import_module(DEFINED_IN[name]), name)
         return found
     raise AttributeError(f"module 'semel' has no attribute {name!r}")

@@ -45,7 +45,7 @@ __all__ = [
 
 
 # Each needs an extra of its own: it is imported when it is first asked for.
-PLACES: Final = {
+DEFINED_IN: Final = {
     "KafkaSink": "semel.sinks.kafka",
     "MySQLSink": "semel.sinks.mysql",
     "PostgresSink": "semel.sinks.postgres",
@@ -53,7 +53,7 @@ PLACES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in PLACES:
+    if name not in DEFINED_IN:
         raise AttributeError(f"module 'semel.sinks' has no attribute {name!r}")
-    found: object = getattr(import_module(PLACES[name]), name)
+    found: object = getattr(import_module(DEFINED_IN[name]), name)
     return found

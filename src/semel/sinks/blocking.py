@@ -26,9 +26,11 @@ class BlockingWriter:
         self.cancel()
 
     def write(self, rows: Rows) -> None:
+        """Takes rows, in order; they reach the target at the latest with `finish`."""
         self._thread.run(self._writer.write(rows))
 
     def finish(self) -> Receipt:
+        """Waits until the target has acknowledged all rows; the receipt is for the owner's `commit`."""
         return self._thread.run(self._writer.finish())
 
     def cancel(self) -> None:
@@ -57,20 +59,25 @@ class BlockingSink:
         self.close()
 
     def open(self, sink_id: str, query_id: str | None = None) -> int | None:
+        """Takes the sink: fences earlier owners, aborts what they left; returns the last committed epoch."""
         return self._thread.run(self.sink.open(sink_id, query_id))
 
     def begin(self, epoch: int, origin: Origin = NO_ORIGIN) -> WriterPlan | None:
+        """Begins an epoch; None if it is committed already, and then nothing is to be done."""
         return self._thread.run(self.sink.begin(epoch, origin))
 
     def writer(self, task: int = 0, attempt: str = "0", *, tasks: int = 1) -> BlockingWriter:
+        """A writer in this process for the present epoch."""
         return BlockingWriter(self.sink.writer(task, attempt, tasks=tasks))
 
     def commit(
         self, epoch: int, receipts: Iterable[Receipt], source_offsets: SourceOffsets | None = None
     ) -> None:
+        """Makes the epoch visible, with its marker, in one step."""
         self._thread.run(self.sink.commit(epoch, receipts, source_offsets))
 
     def abort(self, epoch: int, reason: str = "") -> None:
+        """Drops the epoch: none of it was or will be visible. Then the same epoch may be begun again."""
         self._thread.run(self.sink.abort(epoch, reason))
 
     def close(self) -> None:

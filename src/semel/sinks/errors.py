@@ -35,8 +35,9 @@ class MarkerMismatch(SinkError):
 
 
 class BeginFailed(SinkError):
-    """No transaction could be begun, or none is there that the call is for: it came in another state of the
-    sink, or names another epoch than the active one. Nothing was written.
+    """No transaction could be begun, or the call does not fit: nothing is active, or another epoch is.
+
+    Nothing was written.
     """
 
 

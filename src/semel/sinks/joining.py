@@ -23,7 +23,7 @@ def join(tables: list[pa.Table]) -> list[pa.Table]:
 
 
 def _alters(tables: list[pa.Table], joined: pa.Schema) -> bool:
-    """Whether structs get each other's fields, and what is in them other types: JSON tells them apart."""
+    """Whether joining would add fields to structs or change types inside them; as JSON that shows."""
     nested = {field.name: field.type for field in joined if pa.types.is_nested(field.type)}
     return bool(nested) and any(
         not field.type.equals(nested[field.name]) and not pa.types.is_null(field.type)

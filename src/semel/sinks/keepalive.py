@@ -15,7 +15,7 @@ ACKNOWLEDGED_WITHIN_MS: Final = 30_000
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """What is sent leaves at once; where nothing is, the system asks for the other end, and gives up."""
+    """Sends small packets at once, and has the kernel probe an idle peer."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE:
@@ -31,8 +31,8 @@ def expect_acknowledgement(connection: socket.socket) -> None:
 def reading_later(connection: socket.socket) -> Iterator[None]:
     """Meanwhile the other end may leave unread for long what is sent: whoever sends has a limit of its own.
 
-    Linux gives up as well who says that it is there and has no room. A time that is not ours stays: somebody
-    has asked for it.
+    TCP_USER_TIMEOUT also drops a peer that is alive and whose receive window stays full. A time that is not
+    ours stays: somebody has asked for it.
     """
     is_ours = _acknowledged_within_ms(connection) == ACKNOWLEDGED_WITHIN_MS
     if is_ours:

@@ -164,6 +164,7 @@ class TransactionalSink(ABC):
 
     @property
     def state(self) -> State:
+        """Where it is in the table above: which calls are allowed now."""
         return self._state
 
     @property

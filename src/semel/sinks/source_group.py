@@ -2,9 +2,9 @@
 
 It has a name that no application gives to a group of its own (docs/decisions/0013).
 
-Where source and sink are one cluster, they join the sink's transaction. If they are not taken there (the sink
-may not read the topic, or it is gone) that costs the epoch one attempt: from then on they are committed as to
-another cluster.
+Where source and sink are one cluster, the source's offsets join the sink's transaction. If they are not taken
+there (the sink may not read the topic, or it is gone) that costs the epoch one attempt: from then on they are
+committed as to another cluster.
 
 That is afterwards, and with the source's own credentials, never with the sink's; so it is for every sink that
 is no topic. A source that does not answer holds up a commit for a moment and never fails it. One that is far
@@ -82,6 +82,7 @@ class SourceGroup:
         self._home = home
         self._bootstrap = ""
         self._connection: ConnectionOptions | None = None
+        # None: whether source and sink are one cluster is not known yet, and asked for.
         self._joins: bool | None = False
         self._cluster: Cluster | None = None
         self._working: asyncio.Task[None] | None = None
@@ -91,14 +92,14 @@ class SourceGroup:
     async def joins(self, source: SourceOffsets) -> bool:
         """Whether its offsets join the sink's transaction: where source and sink are one cluster.
 
-        Asked until it is known. Who is silent is another.
+        Asks until the source has answered once; until then it counts as another cluster.
         """
         await self._turn_to(source)
         if self._joins is None:
             await self._attend(self._ask)
         return self._joins is True
 
-    def part(self, error: Exception) -> None:
+    def leave_transaction(self, error: Exception) -> None:
         """Its offsets were not taken in the sink's transaction."""
         self._joins = False
         log.warning(
@@ -160,7 +161,10 @@ class SourceGroup:
                 self._newest = {}
 
     async def _attend(self, work: Work) -> None:
-        """Not for longer than a moment, and not at all while something else is under way."""
+        """Runs the work in the background and waits at most `PATIENCE_S`.
+
+        Does nothing while other work runs, or the source rests.
+        """
         is_busy = self._working is not None and not self._working.done()
         is_resting = asyncio.get_running_loop().time() < self._rests_until
         if is_busy or is_resting or self._connection is None:

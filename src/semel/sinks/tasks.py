@@ -36,12 +36,12 @@ class WriteTask:
     may be alive, and is to win.
     """
 
-    __slots__ = ("_grace_s", "_is_once", "_plan", "_tasks")
+    __slots__ = ("_grace_s", "_one_attempt", "_plan", "_tasks")
 
-    def __init__(self, plan: WriterPlan, tasks: int, *, is_once: bool, grace_s: float) -> None:
+    def __init__(self, plan: WriterPlan, tasks: int, *, one_attempt: bool, grace_s: float) -> None:
         self._plan = plan
         self._tasks = tasks
-        self._is_once = is_once
+        self._one_attempt = one_attempt
         self._grace_s = grace_s
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ class WriteTask:
         settle()
         context = TaskContext.get()
         assert context is not None
-        is_refused = self._is_once and context.attemptNumber() > 0
+        is_refused = self._one_attempt and context.attemptNumber() > 0
         outcome = self._refuse(context, batches) if is_refused else self._write(context, batches)
         yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(outcome)], pa.binary())], [OUTCOME_COLUMN])
 

@@ -38,22 +38,27 @@ class EpochTracker:
         self.last_committed: int | None = None
 
     def begun(self, epoch: int) -> None:
+        """An attempt at the epoch begins; it is in flight until one of the calls below."""
         self._epochs.append(TrackedEpoch(epoch, Fate.IN_FLIGHT, time.time()))
 
     def skipped(self, epoch: int) -> None:
+        """The epoch was asked for, and the marker said that it is committed."""
         now = time.time()
         self._epochs.append(TrackedEpoch(epoch, Fate.SKIPPED, now, now))
         self.last_committed = epoch
 
     def committed(self, epoch: int, rows: int, size_bytes: int) -> None:
+        """The attempt in flight has made so many rows visible."""
         tracked = self._end(Fate.COMMITTED)
         tracked.rows, tracked.bytes = rows, size_bytes
         self.last_committed = epoch
 
     def aborted(self, reason: str = "") -> None:
+        """The attempt in flight was dropped."""
         self._end(Fate.ABORTED).reason = reason
 
     def failed(self, reason: str) -> None:
+        """The sink failed, and with it the attempt in flight, if there is one."""
         if self.in_flight:
             self._end(Fate.FAILED).reason = reason
 
@@ -64,8 +69,10 @@ class EpochTracker:
 
     @property
     def epochs(self) -> list[TrackedEpoch]:
+        """The last attempts, up to `REMEMBERED_EPOCHS`, oldest first."""
         return list(self._epochs)
 
     @property
     def in_flight(self) -> list[TrackedEpoch]:
+        """The attempts that are under way: one at most, or none."""
         return [tracked for tracked in self._epochs if tracked.fate is Fate.IN_FLIGHT]

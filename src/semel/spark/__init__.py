@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExactlyOnce", "PipelineQuery", "exactly_once", "local_session", "read", "read_batch", "register"]
 
-PLACES: Final = {
+DEFINED_IN: Final = {
     "ExactlyOnce": "semel.spark.pipeline",
     "PipelineQuery": "semel.spark.query",
     "exactly_once": "semel.spark.pipeline",
@@ -31,10 +31,10 @@ PLACES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in PLACES:
+    if name not in DEFINED_IN:
         raise AttributeError(f"module 'semel.spark' has no attribute {name!r}")
     try:
-        found: object = getattr(import_module(PLACES[name]), name)
+        found: object = getattr(import_module(DEFINED_IN[name]), name)
     except ImportError as error:
         raise missing_extra(f"semel.spark.{name}", "spark", error) from error
     return found

@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 
 from semel.errors import ConfigError, how_to_install
 from semel.spark.java import HOW_TO_GET_JAVA, MAX_TRIED_JAVA, Java, find_java
-from semel.spark.workers import WORKER_PYTHON
+from semel.spark.workers import SPARK_HOME, WORKER_PYTHON
 
 State: TypeAlias = Literal["ok", "warning", "missing", "optional"]
 
@@ -27,7 +27,6 @@ MIN_NUMPY: Final = (2, 0)
 # PySpark asks for it where data goes to Python as Arrow.
 MIN_PANDAS: Final = (2, 2)
 INSTALL: Final = how_to_install("spark")
-SPARK_HOME: Final = "SPARK_HOME"
 
 JAR: Final = re.compile(r"(?P<name>.+?)-(?P<version>\d+(?:\.\d+)+)\.jar")
 CONNECTOR: Final = "spark-sql-kafka-0-10_2.13"

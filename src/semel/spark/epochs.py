@@ -56,6 +56,14 @@ class Outlet(NamedTuple):
     transfer: Transfer
 
 
+class Epoch(NamedTuple):
+    """A batch as sinks know it: its number, what it is made from, and how far that reads the source."""
+
+    number: int
+    origin: Origin
+    source: SourceOffsets | None
+
+
 class EpochRunner:
     """The callback of `foreachBatch`, with the sinks that it owns."""
 
@@ -112,9 +120,9 @@ class EpochRunner:
     def _run(self, batch: "DataFrame", batch_id: int) -> None:
         offsets = self._checkpoint.offsets(batch_id)
         origin = Origin(_query_id(batch), offsets.digest)
-        source = self._source_offsets(offsets.by_topic())
+        epoch = Epoch(batch_id, origin, self._source_offsets(offsets.by_topic()))
         # All are asked before one of them writes.
-        plans = [self._begin(outlet.sink, batch_id, origin) for outlet in self._outlets]
+        plans = [self._begin(outlet.sink, epoch) for outlet in self._outlets]
         pending = [
             (outlet, plan) for outlet, plan in zip(self._outlets, plans, strict=True) if plan is not None
         ]
@@ -124,7 +132,7 @@ class EpochRunner:
         if len(pending) > 1:
             batch = batch.persist()
         try:
-            rows = [self._write(batch, batch_id, outlet, plan, origin, source) for outlet, plan in pending]
+            rows = [self._write(batch, epoch, outlet, plan) for outlet, plan in pending]
         finally:
             if len(pending) > 1:
                 batch.unpersist()
@@ -146,45 +154,37 @@ class EpochRunner:
 
     # One sink
 
-    def _begin(self, sink: BlockingSink, batch_id: int, origin: Origin) -> WriterPlan | None:
+    def _begin(self, sink: BlockingSink, epoch: Epoch) -> WriterPlan | None:
         for attempt in range(MAX_ATTEMPTS):
             try:
-                return sink.begin(batch_id, origin)
+                return sink.begin(epoch.number, epoch.origin)
             except ConnectionLost as error:
                 _require_another_attempt(error, attempt)
-                self._back_off(error, attempt, batch_id)
+                self._back_off(error, attempt, epoch)
         raise AssertionError("the last attempt raises")
 
-    def _write(
-        self,
-        batch: "DataFrame",
-        batch_id: int,
-        outlet: Outlet,
-        plan: WriterPlan,
-        origin: Origin,
-        source: SourceOffsets | None,
-    ) -> int:
+    def _write(self, batch: "DataFrame", epoch: Epoch, outlet: Outlet, plan: WriterPlan) -> int:
         """How many rows there were."""
         sink, rows = outlet.sink, select_columns(batch, outlet.columns)
         for attempt in range(MAX_ATTEMPTS):
             self.attempts += 1
             try:
                 receipts = _receipts(rows, plan, attempt, outlet.transfer)
-                sink.commit(batch_id, receipts, source)
+                sink.commit(epoch.number, receipts, epoch.source)
                 return sum(receipt.rows for receipt in receipts)
             except (WriteFailed, CommitFailed, ConnectionLost) as error:
                 _require_another_attempt(error, attempt)
                 # Only if the abort is accepted is it certain that no one has replaced us. Before the wait, in
                 # which what is open would hold up readers and whoever needs its locks.
-                sink.abort(batch_id, str(error))
-                self._back_off(error, attempt, batch_id)
-            again = self._begin(sink, batch_id, origin)
+                sink.abort(epoch.number, str(error))
+                self._back_off(error, attempt, epoch)
+            again = self._begin(sink, epoch)
             assert again is not None, "an epoch that was aborted is committed"
             plan = again
         raise AssertionError("the last attempt raises")
 
-    def _back_off(self, error: SinkError, attempt: int, batch_id: int) -> None:
-        log.warning("batch %d of %r is run again: %s", batch_id, self.name, error)
+    def _back_off(self, error: SinkError, attempt: int, epoch: Epoch) -> None:
+        log.warning("batch %d of %r is run again: %s", epoch.number, self.name, error)
         if self._stopping.wait(FIRST_BACKOFF_S * 2**attempt):
             raise error
 
@@ -207,7 +207,7 @@ def _require_another_attempt(error: SinkError, attempt: int) -> None:
 def _receipts(batch: "DataFrame", plan: WriterPlan, attempt: int, transfer: Transfer) -> list[Receipt]:
     """Runs the tasks: the one evaluation of the batch in this attempt."""
     shares = share_out(batch, plan)
-    task = WriteTask(plan, shares.tasks, is_once=shares.is_once, grace_s=_grace_s(batch, attempt))
+    task = WriteTask(plan, shares.tasks, one_attempt=shares.one_attempt, grace_s=_grace_s(batch, attempt))
     with transfer.prepared(shares.rows) as rows:
         outcomes = _run_tasks(rows.mapInArrow(task.run, OUTCOME_SCHEMA))
     errors = [outcome for outcome in outcomes if isinstance(outcome, SinkError)]

@@ -20,7 +20,8 @@ from semel.spark.columns import prepare_columns
 from semel.spark.epochs import EpochRunner, close_all
 from semel.spark.query import PipelineQuery
 from semel.spark.session import LOOPBACK, require_classic
-from semel.spark.source_cluster import cluster_of, require_topics
+from semel.spark.source_cluster import cluster_of
+from semel.spark.source_topics import require_topics
 from semel.spark.transfer import runs_python
 
 if TYPE_CHECKING:

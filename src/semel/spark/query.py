@@ -38,10 +38,12 @@ class PipelineQuery:
 
     @property
     def name(self) -> str:
+        """What `exactly_once` was given: under it the sinks remember what is committed."""
         return self._runner.name
 
     @property
     def id(self) -> str:
+        """Spark's id of the query, the same for the life of its checkpoint."""
         return str(self.query.id)
 
     @property
@@ -76,10 +78,12 @@ class PipelineQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - PySpark's names, from here on
+        """Whether Spark runs the query; its sinks may still be closing when it does not."""
         return bool(self.query.isActive)
 
     @property
     def lastProgress(self) -> Any:  # noqa: N802
+        """What Spark tells of the last batch, as of its own queries; None before there is one."""
         return self.query.lastProgress
 
     def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802

@@ -36,8 +36,8 @@ PROGRESS_INTERVAL_S: Final = 0.5
 # What is wrong with a file, and will be the next time.
 MISTAKES: Final = (ImportError, NameError, AttributeError, TypeError)
 # They tell at length of the errors that end a pipeline, and it is told here why one ended.
-ALSO_TOLD_BY: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
-ALSO_TOLD_BY_PY4J: Final = "py4j"
+NOISY_JVM_LOGGER: Final = "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution"
+NOISY_PY4J_LOGGER: Final = "py4j"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--progress-fd", type=int)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger(ALSO_TOLD_BY_PY4J).setLevel(logging.CRITICAL)
+    logging.getLogger(NOISY_PY4J_LOGGER).setLevel(logging.CRITICAL)
     try:
         settings = dict(each.split("=", 1) for each in options.setting)
         trigger = "availableNow" if options.until_caught_up else options.trigger
@@ -76,7 +76,7 @@ def run(file: str, master: str, settings: dict[str, str], trigger: str | None, o
     check_syntax(file)  # before Spark, which takes a while to start
     spark = local_session(Path(file).name, master=master, settings=settings)
     jvm: Any = spark.sparkContext._jvm
-    jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(ALSO_TOLD_BY, "OFF")
+    jvm.org.apache.logging.log4j.core.config.Configurator.setLevel(NOISY_JVM_LOGGER, "OFF")
     return run_all(load(file, spark), trigger, out, StopRequest())
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from semel.errors import ConfigError, how_to_install
 from semel.spark.java import find_java, home_for_spark
-from semel.spark.workers import choose_worker_python
+from semel.spark.workers import SPARK_HOME, choose_worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ LOCAL_SETTINGS: Final[dict[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",
 }
 
-# Java options of the driver besides those of the configuration, which follow them, and so win.
+# Options for the driver's JVM that come before `spark.driver.extraJavaOptions`, so that the user's win.
 SUBMIT_OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 SPARKS_LOG_SETTINGS: Final = "log4j2.properties"
@@ -67,7 +67,7 @@ def limit_log() -> None:
 
 def _has_log_settings() -> bool:
     """Whether the user has told Spark what to say, in the place where Spark looks."""
-    home = os.environ.get("SPARK_HOME")
+    home = os.environ.get(SPARK_HOME)
     places = [os.environ.get("SPARK_CONF_DIR"), None if home is None else f"{home}/conf"]
     return any((Path(place) / SPARKS_LOG_SETTINGS).exists() for place in places if place)
 

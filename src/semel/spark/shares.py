@@ -25,20 +25,20 @@ class Shares:
 
     rows: "DataFrame"
     tasks: int
-    is_once: bool  # one attempt a task
+    one_attempt: bool  # a task that Spark tries again writes nothing: the epoch is run again
 
 
 def share_out(batch: "DataFrame", plan: WriterPlan) -> Shares:
     """Gives each task its rows."""
     tasks = max(partition_count(batch), 1)
     # What an attempt has brought into a transaction stays there; what it has staged does not.
-    is_once = not isinstance(plan, StagedPlan)
+    one_attempt = not isinstance(plan, StagedPlan)
     if isinstance(plan, KafkaPlan) and not plan.settings.takes_turns:
         # Every task needs a partition of its own in each topic: in the output, and in that of bad rows.
         most = min(shape.partition_count for shape in plan.settings.topics.values())
         if tasks > most:
-            return Shares(batch.coalesce(most), most, is_once)
-    return Shares(batch, tasks, is_once)
+            return Shares(batch.coalesce(most), most, one_attempt)
+    return Shares(batch, tasks, one_attempt)
 
 
 def partition_count(batch: "DataFrame") -> int:

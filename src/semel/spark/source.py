@@ -50,7 +50,7 @@ from semel.client.settled_heap import settle
 from semel.errors import ConfigError
 from semel.spark.source_arrow import to_arrow
 from semel.spark.source_fetch import RangeFetch
-from semel.spark.source_offsets import OffsetRange, Offsets, OffsetsJson, from_json, limit, to_json
+from semel.spark.source_offsets import OffsetRange, Offsets, OffsetsJson, batch_end, from_json, to_json
 from semel.spark.source_options import ENDING_OFFSETS, FORMAT, MAX_OFFSETS, SourceOptions
 from semel.spark.source_planner import Planner
 
@@ -168,7 +168,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._first_end is None:
             # Planned by a driver that died: Spark runs such a batch before it asks for another one.
             self._first_end = until
-        if all(begin.get(where) == end for where, end in until.items()):
+        if all(begin.get(where) == offset for where, offset in until.items()):
             return []
         if self._is_first(begin, until):
             if self._starts_at_latest:
@@ -214,7 +214,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _admit(begin: Offsets, latest: Offsets, wanted: ReadLimit) -> Offsets:
-    return limit(begin, latest, wanted.max_rows) if isinstance(wanted, ReadMaxRows) else latest
+    return batch_end(begin, latest, wanted.max_rows) if isinstance(wanted, ReadMaxRows) else latest
 
 
 def _read(options: SourceOptions, partition: RangePartition) -> Iterator[pa.RecordBatch]:

@@ -51,7 +51,7 @@ class DataLostError(SemelError):
     """Records that were to be read are gone."""
 
 
-def lose(what: str, *, is_error: bool) -> None:
+def report_loss(what: str, *, is_error: bool) -> None:
     """Records are gone: an error, or a warning where the user said so."""
     if is_error:
         raise DataLostError(
@@ -213,12 +213,14 @@ class RangeFetch:
         earliest = found[where].offset
         if position < earliest:
             resume_at = min(earliest, end)
-            self._lose(f"offsets {position} to {resume_at - 1} of {where} are gone, it begins at {earliest}")
+            self._report_loss(
+                f"offsets {position} to {resume_at - 1} of {where} are gone, it begins at {earliest}"
+            )
             self.position = resume_at
             # The batch that holds the first record still there holds others that must not be seen.
             self.wanted = OffsetRange(where, resume_at, end)
         else:
-            self._lose(f"{where} ends before offset {position}: was the topic made anew?")
+            self._report_loss(f"{where} ends before offset {position}: was the topic made anew?")
             self.position = end
 
     def _check_end(self, answer: PartitionData) -> None:
@@ -227,13 +229,13 @@ class RangeFetch:
         readable_end = answer.last_stable_offset if is_committed else answer.high_watermark
         if self._stalled_ms() > self._retry_timeout_ms:
             where, end = self.wanted.where, self.wanted.end
-            self._lose(
+            self._report_loss(
                 f"{where} ends at offset {readable_end}, where offsets up to {end - 1} were seen before"
             )
             self.position = end
 
-    def _lose(self, what: str) -> None:
-        lose(what, is_error=self._fails_on_data_loss)
+    def _report_loss(self, what: str) -> None:
+        report_loss(what, is_error=self._fails_on_data_loss)
 
     def _stalled_ms(self) -> float:
         return (asyncio.get_running_loop().time() - self._moved_at) * 1000

@@ -18,7 +18,7 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 OffsetsJson: TypeAlias = dict[str, dict[str, int]]
 
 # What -2 and -1 mean in the offsets that a user gives, as with Spark's own source.
-PLACES: Final = frozenset({EARLIEST, LATEST})
+SYMBOLIC_OFFSETS: Final = frozenset({EARLIEST, LATEST})
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,7 +47,11 @@ def from_json(topics: object) -> Offsets:
             raise _no_offsets(topics)
         for partition, offset in partitions.items():
             number = isinstance(offset, int) and not isinstance(offset, bool)
-            if not number or not str(partition).isdecimal() or (offset < 0 and offset not in PLACES):
+            if (
+                not number
+                or not str(partition).isdecimal()
+                or (offset < 0 and offset not in SYMBOLIC_OFFSETS)
+            ):
                 raise _no_offsets(topics)
             offsets[TopicPartition(topic, int(partition))] = offset
     return offsets
@@ -76,7 +80,9 @@ def _no_offsets(given: object) -> ConfigError:
     )
 
 
-def limit(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
+def batch_end(
+    start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int
+) -> Offsets:
     """Where a batch of about `most` offsets ends: each partition gets its share of what is waiting.
 
     Whoever has something gets one offset at least, or a small partition would wait for a large one forever.

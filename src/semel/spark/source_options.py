@@ -49,7 +49,7 @@ DEFAULTS: Final = {
 }
 CLIENT_ID: Final = "semel-spark"
 ISOLATION_LEVELS: Final = {"read_committed": READ_COMMITTED, "read_uncommitted": READ_UNCOMMITTED}
-PLACES: Final = {"earliest": EARLIEST, "latest": LATEST}
+NAMED_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -124,7 +124,7 @@ def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, T]) -> 
 
 
 def _place(text: str) -> Offsets | int:
-    place = PLACES.get(text.lower())
+    place = NAMED_OFFSETS.get(text.lower())
     return parse(text) if place is None else place
 
 

@@ -14,7 +14,7 @@ from semel.client.admin import EARLIEST, LATEST, Admin
 from semel.client.cluster import Cluster
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError
-from semel.spark.source_fetch import RETRY_TIMEOUT_MS, lose
+from semel.spark.source_fetch import RETRY_TIMEOUT_MS, report_loss
 from semel.spark.source_offsets import OffsetRange, Offsets, split, to_json
 from semel.spark.source_options import ENDING_OFFSETS, STARTING_OFFSETS, SourceOptions
 
@@ -96,14 +96,14 @@ class Planner:
         for where, offset in start.items():
             end = latest.get(where)
             if end is None:
-                self._lose(f"{where} was read up to offset {offset}, and is gone")
+                self._report_loss(f"{where} was read up to offset {offset}, and is gone")
             elif end < offset:
-                self._lose(f"{where} was read up to offset {offset}, and ends at {end} now")
+                self._report_loss(f"{where} was read up to offset {offset}, and ends at {end} now")
 
     def check_first_is_whole(self, moved: Offsets) -> None:
         """A first batch that is run again, and is not empty, began at 0: not where these logs begin now."""
         for where, offset in moved.items():
-            self._lose(
+            self._report_loss(
                 f"{where} begins at offset {offset} now, and the first batch of this query may have begun "
                 "before it: it is run again, and nobody remembers"
             )
@@ -116,7 +116,7 @@ class Planner:
         begins = self._run(partial(self._find, dict.fromkeys(added, EARLIEST))) if added else {}
         for where, offset in begins.items():
             if offset > 0:
-                self._lose(f"{where} is new to this query, and begins at offset {offset} already")
+                self._report_loss(f"{where} is new to this query, and begins at offset {offset} already")
         starts = {**begins, **start}
         ranges = [
             OffsetRange(where, starts[where], end[where])
@@ -125,8 +125,8 @@ class Planner:
         ]
         return split(ranges, self._options.min_partitions or 0)
 
-    def _lose(self, what: str) -> None:
-        lose(what, is_error=self._options.fail_on_data_loss)
+    def _report_loss(self, what: str) -> None:
+        report_loss(what, is_error=self._options.fail_on_data_loss)
 
     def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
         return self._runner.run(self._cluster.retry(attempt, timeout_ms=RETRY_TIMEOUT_MS))

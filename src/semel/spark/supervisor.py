@@ -37,7 +37,7 @@ STOP_TIMEOUT_S: Final = 60.0
 ECHO_S: Final = 0.5
 POLL_S: Final = 0.05
 # More than a pipe holds: one read takes all that a dead process has left in it.
-MAX_TOLD_BYTES: Final = 1 << 20
+MAX_READ_BYTES: Final = 1 << 20
 # One life of a pipeline: the arguments follow.
 LIFE: Final = (sys.executable, "-m", "semel.spark.running")
 
@@ -129,23 +129,23 @@ class Supervisor:
                 os.close(writing)
             if self._is_stopping:
                 self._ask()  # it was asked for while there was no process
-            return self._follow(self._process, _Told(reading), show)
+            return self._follow(self._process, _ProgressPipe(reading), show)
         finally:
             os.close(reading)
 
-    def _follow(self, process: subprocess.Popen[bytes], told: "_Told", show: Show) -> int:
+    def _follow(self, process: subprocess.Popen[bytes], pipe: "_ProgressPipe", show: Show) -> int:
         """Listens until the process is gone. One that ought to be gone by now is killed."""
         while process.poll() is None:
-            self._hear(told.lines(POLL_S), show)
-            if time.monotonic() >= min(self._kill_at, told.ended_at + self._stop_timeout_s):
+            self._take_progress(pipe.lines(POLL_S), show)
+            if time.monotonic() >= min(self._kill_at, pipe.ended_at + self._stop_timeout_s):
                 _kill(process)
                 break
         code = process.wait()
         # Not until all that inherited the pipe are gone: what they do is no concern of ours.
-        self._hear(told.lines(0.0), show)
+        self._take_progress(pipe.lines(0.0), show)
         return code
 
-    def _hear(self, lines: list[str], show: Show) -> None:
+    def _take_progress(self, lines: list[str], show: Show) -> None:
         for line in lines:
             progress = decode(line)
             self._has_committed = self._has_committed or progress.commits > 0
@@ -164,7 +164,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class _Told:
+class _ProgressPipe:
     """What comes through a pipe, line by line; it is never waited for longer than asked."""
 
     def __init__(self, pipe: int) -> None:
@@ -179,7 +179,7 @@ class _Told:
             return []
         if not select.select([self._pipe], [], [], timeout_s)[0]:
             return []
-        some = os.read(self._pipe, MAX_TOLD_BYTES)
+        some = os.read(self._pipe, MAX_READ_BYTES)
         if not some:
             self.ended_at = time.monotonic()
         *whole, self._begun = (self._begun + some).split(b"\n")

@@ -31,7 +31,10 @@ LARGE_ROW: Final = "a row is too large for batches that nobody measures"
 
 
 class Transfer:
-    """Of the rows of one sink, in one life of its pipeline; `has_python` is of the query before it."""
+    """Of the rows of one sink, in one life of its pipeline.
+
+    `has_python` is whether the query runs Python itself, before its rows come here.
+    """
 
     def __init__(self, *, has_python: bool) -> None:
         self._is_decided = has_python

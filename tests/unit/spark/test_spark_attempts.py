@@ -164,7 +164,7 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome_of(where: str, batches: Iterator[pa.RecordBatch]) -> Any:
-    task = WriteTask(BrokenPlan(where), 1, is_once=True, grace_s=0.0)
+    task = WriteTask(BrokenPlan(where), 1, one_attempt=True, grace_s=0.0)
     (outcome,) = task.run(batches)
     return pickle.loads(outcome.column(0)[0].as_py())
 

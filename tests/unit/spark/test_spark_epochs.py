@@ -199,7 +199,7 @@ def test_executors_that_write_import_sinks_client_and_wire_alone(
 ) -> None:
     """Those that have no server to write to have got as far as asking for it."""
     with planned() as plan:
-        task = WriteTask(plan, 1, is_once=True, grace_s=0.0).run
+        task = WriteTask(plan, 1, one_attempt=True, grace_s=0.0).run
         said = subprocess.run(
             [sys.executable, "-c", WORKER], input=cloudpickle.dumps(task), capture_output=True, check=True
         ).stdout.decode()
@@ -263,7 +263,7 @@ def test_only_rows_that_say_nothing_of_their_place_are_written_by_no_more_tasks_
     columns: dict[str, str | None], tasks: int
 ) -> None:
     shares = share_out(Batch(8), shared_plan(**columns))  # type: ignore[arg-type]
-    assert (shares.tasks, partition_count(shares.rows), shares.is_once) == (tasks, tasks, True)
+    assert (shares.tasks, partition_count(shares.rows), shares.one_attempt) == (tasks, tasks, True)
 
 
 class GivenUp:

@@ -7,7 +7,7 @@ import pytest
 
 from semel.client.metadata import TopicPartition
 from semel.errors import ConfigError
-from semel.spark.source_offsets import OffsetRange, Offsets, from_json, limit, parse, split, to_json
+from semel.spark.source_offsets import OffsetRange, Offsets, batch_end, from_json, parse, split, to_json
 
 A0 = TopicPartition("a", 0)
 A2 = TopicPartition("a", 2)
@@ -36,11 +36,11 @@ def test_what_is_no_offsets_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_batch_without_too_much_waiting_goes_to_the_end() -> None:
-    assert limit({A0: 5}, {A0: 10, B0: 5}, 10) == {A0: 10, B0: 5}
+    assert batch_end({A0: 5}, {A0: 10, B0: 5}, 10) == {A0: 10, B0: 5}
 
 
 def test_a_limited_batch_gives_every_partition_its_share_and_one_offset_at_least() -> None:
-    assert limit({A0: 0, A2: 0, B0: 7}, {A0: 9_000, A2: 1_000, B0: 8}, 100) == {A0: 89, A2: 9, B0: 8}
+    assert batch_end({A0: 0, A2: 0, B0: 7}, {A0: 9_000, A2: 1_000, B0: 8}, 100) == {A0: 89, A2: 9, B0: 8}
 
 
 def test_limited_batches_come_to_the_end_and_never_go_back() -> None:
@@ -54,7 +54,7 @@ def test_limited_batches_come_to_the_end_and_never_go_back() -> None:
         for _ in range(4_000):
             if position == latest:
                 break
-            ends = limit(position, latest, most)
+            ends = batch_end(position, latest, most)
             assert all(position[where] <= ends[where] <= latest[where] for where in latest)
             assert sum(ends[where] - position[where] for where in latest) <= most + len(latest)
             position = ends

@@ -298,7 +298,6 @@ async def test_a_database_that_nobody_answers_for_may_be_back_the_next_time(sink
 async def test_a_sink_whose_row_somebody_has_locked_may_be_free_the_next_time() -> None:
     sink = PostgresSink("dbname=nowhere", "t")
     row = SinkRow("p", 0, None, NO_MARKER)
-    sink._owner = Owner("host", 1, "run", "now")
     sink._rows = LockedRows(row)  # type: ignore[assignment]
 
     async def set_lock_timeout(seconds: float) -> None:

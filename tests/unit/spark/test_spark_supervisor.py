@@ -15,7 +15,7 @@ from semel.spark import running
 from semel.spark.progress import Progress
 from semel.spark.supervisor import ECHO_S, MAX_BACKOFF_S, STOP_TIMEOUT_S, Supervisor, backoff_s
 
-COMMITTED = Progress("p", 0, 0, 1, 1.0, 0, 1, 1, 0, 0, 0, 0.01, 1, True)
+COMMITTED = Progress("p", 0, 0, 1, 1.0, 0, 1, 1, 0, 0, 0, 0.01, [0, 1, *[0] * 11], True)
 # Says which of its lives this is, and how to tell the supervisor of a commit.
 LIFE = f"""
 import os, signal, sys, time

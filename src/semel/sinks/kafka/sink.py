@@ -235,7 +235,7 @@ class KafkaSink(TransactionalSink):
                 await self._put_marker(transaction, marker, source_offsets if joins else None)
         except TimeoutError as error:
             if joins:
-                self._source.part(error)  # it may be its offsets that nobody takes
+                self._source.leave_transaction(error)  # it may be its offsets that nobody takes
             raise CommitFailed(
                 f"the marker of epoch {marker.epoch} of sink {self.sink_id!r} was not accepted within "
                 f"{self.settings.commit_timeout:g} s; nothing was committed: abort the epoch"
@@ -260,7 +260,7 @@ class KafkaSink(TransactionalSink):
             try:
                 await transaction.commit_offsets(self._source.group, source_offsets.as_committed())
             except AbortableError as error:
-                self._source.part(error)
+                self._source.leave_transaction(error)
                 raise
 
     async def _end(self, transaction: SharedTransaction, epoch: int) -> None:

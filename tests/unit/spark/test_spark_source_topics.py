@@ -8,9 +8,10 @@ import pytest
 from fake_broker import FakeBroker, ThreadedBroker, hang_up
 
 from semel.errors import ConfigError
-from semel.spark import source_cluster
-from semel.spark.source_cluster import Source, require_topics
+from semel.spark import source_topics
+from semel.spark.source_cluster import Source
 from semel.spark.source_options import FORMAT
+from semel.spark.source_topics import require_topics
 from semel.wire.apis import ApiKey
 
 Require: TypeAlias = Callable[[str], None]
@@ -22,7 +23,7 @@ def require(monkeypatch: pytest.MonkeyPatch) -> Require:
 
     def ask(bootstrap: str) -> None:
         options = {"kafka.bootstrap.servers": bootstrap, "subscribe": "t"}
-        monkeypatch.setattr(source_cluster, "_sources", lambda frame: [Source(FORMAT, options)])
+        monkeypatch.setattr(source_topics, "sources_of", lambda frame: [Source(FORMAT, options)])
         frame: Any = None
         require_topics(frame)
 
@@ -30,7 +31,7 @@ def require(monkeypatch: pytest.MonkeyPatch) -> Require:
 
 
 def test_a_topic_that_is_not_there_is_refused(require: Require, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_cluster, "NEW_TOPIC_PATIENCE_S", 0.0)
+    monkeypatch.setattr(source_topics, "NEW_TOPIC_PATIENCE_S", 0.0)
     with (
         ThreadedBroker(FakeBroker()) as broker,
         pytest.raises(ConfigError, match=f"no topic 't' to read from at {broker.bootstrap}"),
