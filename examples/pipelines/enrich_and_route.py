@@ -1,5 +1,6 @@
 """Enrich and route: orders get the name of their country, and go to the topic of their region.
 
+    for each in orders orders-europe orders-america orders-elsewhere; do semel topic create $each; done
     semel run examples/pipelines/enrich_and_route.py
 
 Records name their topics: each is written exactly once, to all topics in one transaction.

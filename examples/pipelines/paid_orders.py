@@ -1,6 +1,9 @@
 """A join of two streams: orders and their payments, matched by key if they are paid within ten minutes.
 
-semel run examples/pipelines/paid_orders.py
+    for each in orders payments paid; do semel topic create $each; done
+    semel run examples/pipelines/paid_orders.py
+
+An order that is not paid in time is dropped from Spark's state once the watermarks have passed it.
 """
 
 import os

@@ -1,5 +1,7 @@
 """A topic and a table together: valid orders go to the topic `valid` and to the table `orders`.
 
+    for each in orders valid; do semel topic create $each; done
+    createdb shop
     psql shop -c 'CREATE TABLE orders (id text PRIMARY KEY, country text, cents int)'
     POSTGRES=postgresql:///shop semel run examples/pipelines/topic_and_table.py
 

@@ -1,5 +1,7 @@
 """Windowed totals: the turnover of each minute, in a table of PostgreSQL that is brought up to date.
 
+    semel topic create orders
+    createdb shop
     psql shop -c 'CREATE TABLE totals (minute timestamptz PRIMARY KEY, orders bigint, cents bigint)'
     POSTGRES=postgresql:///shop semel run examples/pipelines/windowed_totals.py
 
