@@ -7,7 +7,9 @@ import pickle
 import subprocess
 import sys
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broker_process import BrokerProcess, StartBroker
@@ -16,8 +18,9 @@ from transaction_cases import SlowToJoin, make_topic, read_committed, read_value
 
 from semel.client.admin import READ_COMMITTED, READ_UNCOMMITTED, Admin
 from semel.client.cluster import Cluster
+from semel.client.connection import Connection
 from semel.client.coordinator import TransactionCoordinator
-from semel.client.errors import TransactionStateError, UnsupportedRequestError
+from semel.client.errors import TransactionStateError, UnreachableError, UnsupportedRequestError
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, commit_offsets, fetch_offsets
 from semel.client.metadata import TopicPartition
 from semel.client.producer import ProducerOptions
@@ -245,6 +248,76 @@ async def test_an_instance_that_slept_between_transactions_does_not_disturb_its_
     assert (await fetch_offsets(cluster, f"group-{topic}", [TopicPartition(topic, 0)])).popitem()[
         1
     ].offset == 1
+
+
+@pytest.mark.parametrize("end", [SharedTransaction.abort, SharedTransaction.commit])
+async def test_an_instance_that_was_replaced_before_anybody_wrote_does_not_disturb_its_successor(
+    cluster: Cluster, options: TransactionOptions, topic: str, end: Callable[[SharedTransaction], Any]
+) -> None:
+    await make_topic(cluster, topic)
+    old = SharedTransaction(cluster, topic, options)
+    await old.open()
+    await old.begin()
+    old.handle()  # its writers have not come so far as to write
+    async with TransactionalProducer(cluster, topic, options) as new:
+        await new.begin()
+        await new.send(topic, b"new")
+        await new.flush()
+        with pytest.raises(FencedError):
+            await end(old)
+        await old.close()
+        await new.commit()
+    assert await read_committed(cluster, topic) == [[b"new"]]
+
+
+class CutOff(Cluster):
+    """A cluster that cannot be reached for a while."""
+
+    is_cut = False
+
+    async def coordinator(self, kind: int, key: str) -> Connection:
+        if self.is_cut:
+            raise UnreachableError("the network is away")
+        return await super().coordinator(kind, key)
+
+
+async def test_an_instance_that_was_cut_off_right_after_its_commit_does_not_disturb_its_successor(
+    cluster: Cluster, bootstrap: str, topic: str
+) -> None:
+    """On version 1 it has yet to ask for its next epoch, and brokers do not look at the one that it has."""
+    await make_topic(cluster, topic)
+    async with CutOff(bootstrap) as cut_off, SharedTransaction(cut_off, topic, VERSION_1) as old:
+        await old.begin()
+        await old.add_partitions([TopicPartition(topic, 0)])
+        await old.commit()
+        cut_off.is_cut = True
+        async with TransactionalProducer(cluster, topic, VERSION_1) as new:
+            await new.begin()
+            await new.send(topic, b"new")
+            await new.flush()
+            cut_off.is_cut = False
+            with pytest.raises(FencedError):
+                await old.begin()
+            await new.commit()
+    assert await read_committed(cluster, topic) == [[b"new"]]
+
+
+async def test_an_instance_that_was_cut_off_right_after_its_commit_goes_on(
+    cluster: Cluster, bootstrap: str, topic: str
+) -> None:
+    await make_topic(cluster, topic)
+    async with CutOff(bootstrap) as cut_off, SharedTransaction(cut_off, topic, VERSION_1) as owner:
+        await owner.begin()
+        await owner.add_partitions([TopicPartition(topic, 0)])
+        await owner.commit()
+        cut_off.is_cut = True
+        beginning = asyncio.create_task(owner.begin())
+        await asyncio.sleep(0)
+        assert not beginning.done()
+        cut_off.is_cut = False
+        await beginning
+        await owner.add_partitions([TopicPartition(topic, 0)])
+        await owner.commit()
 
 
 async def test_a_fenced_instance_cannot_write(

@@ -10,16 +10,17 @@ transaction is tried once here, because its caller has to know when an answer wa
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
 from semel.client.cluster import GROUP_COORDINATOR, TRANSACTION_COORDINATOR, Cluster
 from semel.client.connection import Connection
-from semel.client.errors import UnsupportedRequestError, check
+from semel.client.errors import UnsupportedRequestError, broker_error, check
 from semel.client.group_offsets import CommittedOffset, GroupMetadata, by_topic
 from semel.client.metadata import TopicPartition
 from semel.client.producer import NO_IDENTITY, ProducerIdentity
-from semel.errors import FatalError
+from semel.errors import FatalError, RetriableError
 from semel.wire.apis import ApiKey
 from semel.wire.batch import NO_PRODUCER_ID
 from semel.wire.errors import ErrorCode
@@ -28,6 +29,10 @@ from semel.wire.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
+)
+from semel.wire.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
 )
 from semel.wire.messages.end_txn import EndTxnRequest, EndTxnResponse
 from semel.wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -38,6 +43,8 @@ from semel.wire.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
 )
 
+# The state of a transaction with something in it, until it is decided.
+ONGOING: Final = "Ongoing"
 TRANSACTION_VERSION_FEATURE: Final = "transaction.version"
 VERSION_1: Final = 1
 VERSION_2: Final = 2
@@ -77,27 +84,47 @@ class TransactionCoordinator:
         return VERSION_2 if min(finalized, highest) >= VERSION_2 and speaks_it else VERSION_1
 
     async def init_producer_id(
-        self,
-        timeout_ms: int,
-        identity: ProducerIdentity = NO_IDENTITY,
-        *,
-        two_phase: bool = False,
-        keep_prepared: bool = False,
+        self, timeout_ms: int, *, two_phase: bool = False, keep_prepared: bool = False
     ) -> Identified:
-        """A new identity: it fences whoever had one before and aborts what is open, unless it is to be kept.
+        """A new identity: it fences who had one before and aborts what is open, unless it is to be kept."""
+        request = self._init_request(timeout_ms, NO_IDENTITY, two_phase)
+        request.keep_prepared_txn = keep_prepared
+        return await self._cluster.retry(partial(self._init_producer_id, request))
 
-        Whoever gives its present identity gets the next one, and is refused if it is not the present one any
-        more.
+    async def next_identity(
+        self, timeout_ms: int, identity: ProducerIdentity, *, two_phase: bool = False
+    ) -> ProducerIdentity:
+        """The one after this, for an owner that has ended its transaction this very moment (version 1).
+
+        Refused where somebody else has the id by now. But while a transaction is open brokers do not look at
+        the epoch, and would abort it: so whoever has to ask again looks first whether a successor has one.
         """
-        request = InitProducerIdRequest(
+        request = self._init_request(timeout_ms, identity, two_phase)
+        with suppress(RetriableError):
+            return (await self._init_producer_id(request)).identity
+        return (await self._cluster.retry(partial(self._init_if_nothing_is_open, request))).identity
+
+    def _init_request(
+        self, timeout_ms: int, identity: ProducerIdentity, two_phase: bool
+    ) -> InitProducerIdRequest:
+        return InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=timeout_ms,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             enable_2pc=two_phase,
-            keep_prepared_txn=keep_prepared,
         )
-        return await self._cluster.retry(partial(self._init_producer_id, request))
+
+    async def _init_if_nothing_is_open(self, request: InitProducerIdRequest) -> Identified:
+        connection = await self._connection()
+        if ApiKey.DESCRIBE_TRANSACTIONS in connection.versions:  # Kafka 3.0 and later
+            looking = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
+            seen = await connection.request(looking, DescribeTransactionsResponse)
+            if any(each.transaction_state == ONGOING for each in seen.transaction_states):
+                raise broker_error(
+                    ErrorCode.PRODUCER_FENCED, f"{self._name} has ended its transaction, and another is open"
+                )
+        return await self._init_producer_id(request)
 
     async def _init_producer_id(self, request: InitProducerIdRequest) -> Identified:
         connection = await self._connection()

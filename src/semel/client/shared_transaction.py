@@ -7,8 +7,9 @@ small `TransactionHandle`; whoever has the handle writes batches, each writer to
 - One transaction, one epoch. Version 2 brokers give the next identity with the end of a transaction. On
   version 1 the owner asks for it at once, in the background, naming its own identity. A writer that is late
   can therefore never reach the next transaction, and sequences begin at 0 in each.
-- The next identity is asked for only on the heels of an accepted end. A process that slept meanwhile could
-  otherwise abort what its successor has open: brokers of version 1 do not check the epoch then.
+- The next identity is asked for only on the heels of an accepted end, and again only after a look. A process
+  that slept meanwhile could otherwise abort what its successor has open: brokers of version 1 do not check
+  the epoch then.
 - Before the end is sent, partitions that still join are given up (`semel.client.joins`): after it they would
   open a transaction anew, or be fenced by our own next epoch.
 - Before the commit is sent, any failure but fencing spoils the transaction: abort it and begin another. After
@@ -19,7 +20,8 @@ small `TransactionHandle`; whoever has the handle writes batches, each writer to
   accepted, and gives the next identity, only where this very transaction was aborted and nobody has taken the
   id since; whoever has is not touched by it. So there fencing inside a transaction spoils it, and is final if
   the abort is refused. On version 1 nothing tells.
-- Where neither a partition nor a group can have joined there is nothing to end, and nothing is sent.
+- Where neither a partition nor a group can have joined there is nothing to end, and nothing is sent; but an
+  epoch that writers were given is ended, so that no other transaction has it.
 
 Two-phase commit (KIP-939): `prepare` gives a text to store with the other half of the commit. Such a
 transaction has no timeout: only `complete` ends it, in this process or, after `resume`, in another.
@@ -380,7 +382,11 @@ class SharedTransaction:
 
     async def _commit(self) -> None:
         if not self._has_end():
-            self._end_unsent()
+            self._enter(State.READY)
+            return
+        if self._version < VERSION_2 and not self._may_hold:
+            # Nothing is in it. Of the two ends, brokers of version 1 take the abort.
+            await self._abort()
             return
         if self._state is not State.COMMITTING:
             self._enter(State.COMMITTING)
@@ -417,7 +423,7 @@ class SharedTransaction:
 
     async def _abort(self) -> None:
         if not self._has_end():
-            self._end_unsent()
+            self._enter(State.READY)
             return
         if self._state is not State.ABORTING:
             self._enter(State.ABORTING)
@@ -442,31 +448,18 @@ class SharedTransaction:
             raise
 
     def _has_end(self) -> bool:
-        """Whether the broker may have anything to end: writers join by themselves on version 2 only."""
-        return self._may_hold or (self._is_handed_out and self._version >= VERSION_2)
-
-    def _end_unsent(self) -> None:
-        self._enter(State.READY)
-        if self._is_handed_out:
-            self._renew()
+        """Whether the broker has to be told: something may have joined, or writers know the epoch."""
+        return self._may_hold or self._is_handed_out
 
     def _ended(self, successor: ProducerIdentity) -> None:
         self._enter(State.READY)
         if self._version >= VERSION_2:
             self._identity = successor
         else:
-            self._renew()
-
-    def _renew(self) -> None:
-        self._next_identity = asyncio.create_task(
-            self._ask_next_identity(), name=f"next epoch of {self.transactional_id}"
-        )
-
-    async def _ask_next_identity(self) -> ProducerIdentity:
-        identified = await self._coordinator.init_producer_id(
-            self.options.transaction_timeout_ms, self._identity, two_phase=self.options.two_phase
-        )
-        return identified.identity
+            asking = self._coordinator.next_identity(
+                self.options.transaction_timeout_ms, self._identity, two_phase=self.options.two_phase
+            )
+            self._next_identity = asyncio.create_task(asking, name=f"next epoch of {self.transactional_id}")
 
     def _doubtful(self, error: SemelError) -> SemelError:
         """A commit whose answer was lost and that is refused now may have been done in between."""

@@ -20,7 +20,7 @@ from typing import Final
 
 from semel.client.admin import LATEST, READ_COMMITTED, Admin
 from semel.client.cluster import TRANSACTION_COORDINATOR, Cluster
-from semel.client.coordinator import TransactionCoordinator
+from semel.client.coordinator import ONGOING, TransactionCoordinator
 from semel.client.errors import UnsupportedRequestError, broker_error, check
 from semel.client.group_offsets import by_topic
 from semel.client.metadata import NO_NODE, TopicPartition
@@ -45,7 +45,6 @@ from semel.wire.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 
-ONGOING: Final = "Ongoing"
 # In these the coordinator has something to end, or is about to.
 OPEN_STATES: Final = frozenset({ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence"})
 # All that a coordinator may say; Kafka and Semel have the same.

@@ -29,6 +29,7 @@ from semel.wire.batch import read_header
 from semel.wire.columns import BinaryColumn
 from semel.wire.errors import ErrorCode
 from semel.wire.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
+from semel.wire.messages.describe_transactions import DescribeTransactionsResponse, TransactionState
 from semel.wire.messages.end_txn import EndTxnResponse
 from semel.wire.messages.init_producer_id import InitProducerIdResponse
 from semel.wire.messages.offset_fetch import (
@@ -433,15 +434,37 @@ async def test_version_1_that_was_fenced_in_between_says_so_at_begin() -> None:
         await producer.close()
 
 
-async def test_version_1_gives_an_unused_handle_an_epoch_of_its_own() -> None:
+@pytest.mark.parametrize("end", [SharedTransaction.commit, SharedTransaction.abort])
+async def test_version_1_gives_an_unused_handle_an_epoch_of_its_own(end: Any) -> None:
+    """The end of nothing comes first: whoever was replaced meanwhile is told so, and asks for nothing."""
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         async with SharedTransaction(cluster, "id", VERSION_1) as owner:
             await owner.begin()
             first = owner.handle()
-            await owner.abort()
+            broker.misbehave(ApiKey.END_TXN, refuse_end(ErrorCode.INVALID_TXN_STATE))
+            await end(owner)
             await owner.begin()
             assert owner.handle().producer_epoch == first.producer_epoch + 1
-        assert broker.seen(ApiKey.END_TXN) == []
+        assert [request.committed for request in broker.seen(ApiKey.END_TXN)] == [False, False]
+
+
+@pytest.mark.parametrize("state", ["Ongoing", "Empty"])
+async def test_version_1_looks_for_a_successors_transaction_before_it_asks_again(state: str) -> None:
+    def describe(broker: FakeBroker, request: Any) -> DescribeTransactionsResponse:
+        seen = TransactionState(transactional_id="id", transaction_state=state)
+        return DescribeTransactionsResponse(transaction_states=[seen])
+
+    async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
+        broker.versions[ApiKey.DESCRIBE_TRANSACTIONS] = (0, 0)
+        broker.misbehave(ApiKey.DESCRIBE_TRANSACTIONS, describe)
+        producer = await begun(cluster, VERSION_1)
+        broker.misbehave(ApiKey.INIT_PRODUCER_ID, hang_up)
+        await producer.commit()
+        with pytest.raises(FencedError) if state == "Ongoing" else nullcontext():
+            await producer.begin()
+        asked_for_the_next = len(broker.seen(ApiKey.INIT_PRODUCER_ID)) - 1
+        assert asked_for_the_next == (1 if state == "Ongoing" else 2)
+        await producer.close()
 
 
 async def test_a_partition_that_cannot_join_spoils_the_transaction() -> None:
