@@ -8,7 +8,8 @@ is in docs/design/spark_epoch.md.
 import logging
 import pickle
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from semel.errors import SemelError
@@ -129,13 +130,8 @@ class EpochRunner:
         if not pending:
             self._skip(batch, batch_id)
             return
-        if len(pending) > 1:
-            batch = batch.persist()
-        try:
-            rows = [self._write(batch, epoch, outlet, plan) for outlet, plan in pending]
-        finally:
-            if len(pending) > 1:
-                batch.unpersist()
+        with computed_once(batch) if len(pending) > 1 else nullcontext(batch) as rows_of_batch:
+            rows = [self._write(rows_of_batch, epoch, outlet, plan) for outlet, plan in pending]
         # A row counts once, however many sinks it goes to, and when the last of them has it.
         self.batches += 1
         self.rows += max(rows)
@@ -187,6 +183,19 @@ class EpochRunner:
         log.warning("batch %d of %r is run again: %s", epoch.number, self.name, error)
         if self._stopping.wait(FIRST_BACKOFF_S * 2**attempt):
             raise error
+
+
+@contextmanager
+def computed_once(batch: "DataFrame") -> Iterator["DataFrame"]:
+    """The batch, as it is kept for several sinks."""
+    kept = batch.persist()
+    try:
+        yield kept
+    finally:
+        try:
+            kept.unpersist()
+        except Exception as error:  # where the session ends, too: why the batch ended is what is to be told
+            log.warning("a batch was not let go of: %s", error)
 
 
 def close_all(name: str, sinks: Iterable[BlockingSink]) -> None:

@@ -41,7 +41,7 @@ from semel.sinks.sql.stage import Stage
 from semel.sinks.sql.target import Strategy
 from semel.sinks.tasks import WriteTask
 from semel.spark.checkpoint import parse_offsets
-from semel.spark.epochs import LOST_WORK, _run_tasks
+from semel.spark.epochs import LOST_WORK, _run_tasks, computed_once
 from semel.spark.pipeline import sink_id
 from semel.spark.shares import partition_count, share_out
 from semel.spark.source_cluster import SourceCluster, one_cluster
@@ -114,6 +114,15 @@ def test_the_sources_cluster_is_reached_as_the_source_reaches_it() -> None:
     assert found.connection.sasl == Sasl("ada", "secret", "PLAIN")
     key_store = {**options, "kafka.ssl.truststore.location": "trust.jks"}
     assert one_cluster([key_store]) == SourceCluster("a:1", None), "only Java reads that"
+
+
+def test_why_a_batch_ended_is_told_though_it_cannot_be_let_go_of() -> None:
+    def unpersist() -> None:
+        raise ConnectionError("the JVM is gone")
+
+    batch: Any = SimpleNamespace(persist=lambda: batch, unpersist=unpersist)
+    with pytest.raises(WriteFailed, match="full"), computed_once(batch):
+        raise WriteFailed("the disk is full")
 
 
 def test_the_first_sink_has_the_pipelines_name_so_that_others_may_be_added() -> None:
