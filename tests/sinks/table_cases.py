@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 from abc import ABC, abstractmethod
@@ -185,10 +186,29 @@ class Table(ABC):
         finally:
             connection.close()
 
-    async def until_somebody_waits(self) -> None:
+    async def until_somebody_waits(self, number: int = 1) -> None:
+        """For another's lock, or so many of them do."""
         async with asyncio.timeout(WAITING_TIMEOUT_S):
-            while self.query(self.WAITING) == [(0,)]:  # noqa: ASYNC110 - the server does not call
+            while self.query(self.WAITING)[0][0] < number:  # noqa: ASYNC110 - the server does not call
                 await asyncio.sleep(self.LOOK_EVERY_S)
+
+    # How long the server lets others be idle
+
+    @abstractmethod
+    def ending_idle_sessions(self) -> AbstractContextManager[None]:
+        """The server ends connections, of those that begin from here on, when they are idle for a second."""
+
+    async def until_it_ends_another(self) -> None:
+        """Until the server has ended somebody else's connection, which is idle from now on."""
+        connection = self.connect()
+        try:
+            waiting = asyncio.to_thread(select.select, [self._fileno(connection)], [], [], WAITING_TIMEOUT_S)
+            assert (await waiting)[0], "the server ends nobody's connection"
+        finally:
+            connection.close()
+
+    @abstractmethod
+    def _fileno(self, connection: Any) -> int: ...
 
     # The sink's connections, and the server's processes
 
@@ -255,6 +275,18 @@ class PostgresTable(Table):
 
     def _outweigh(self, cursor: Any) -> None:
         cursor.execute("SET deadlock_timeout = '60s'")  # who finds the deadlock gives way
+
+    @contextmanager
+    def ending_idle_sessions(self) -> Iterator[None]:
+        self.query("ALTER ROLE postgres SET idle_session_timeout = '1s'")
+        try:
+            yield
+        finally:
+            self.query("ALTER ROLE postgres RESET idle_session_timeout")
+
+    def _fileno(self, connection: Any) -> int:
+        fileno: int = connection.fileno()
+        return fileno
 
     @contextmanager
     def hanging_writer(self, sink: SqlSink) -> Iterator[Any]:
@@ -333,6 +365,24 @@ class MariaDBTable(Table):
         self.query("CREATE TABLE ballast (id int)")
         # The server gives up the transaction that has changed less.
         cursor.execute("INSERT INTO ballast SELECT seq FROM seq_1_to_5000")
+
+    # It has one limit for those that have begun a transaction, and have written or not, and one for others.
+    IDLE_LIMITS = ("wait_timeout", "idle_write_transaction_timeout", "idle_readonly_transaction_timeout")
+
+    @contextmanager
+    def ending_idle_sessions(self) -> Iterator[None]:
+        (before,) = self.query(f"SELECT {', '.join(f'@@GLOBAL.{name}' for name in self.IDLE_LIMITS)}")
+        try:
+            for name in self.IDLE_LIMITS:
+                self.query(f"SET GLOBAL {name} = 1")
+            yield
+        finally:
+            for name, value in zip(self.IDLE_LIMITS, before, strict=True):
+                self.query(f"SET GLOBAL {name} = {value}")
+
+    def _fileno(self, connection: Any) -> int:
+        fileno: int = connection._sock.fileno()
+        return fileno
 
     @contextmanager
     def hanging_writer(self, sink: SqlSink) -> Iterator[Any]:

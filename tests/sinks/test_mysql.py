@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from mariadb_server import DATABASE, MariaDBServer
-from table_cases import MODES, STRATEGIES, MariaDBTable, rows, run_epoch, write_all
+from table_cases import MODES, STRATEGIES, WAITING_TIMEOUT_S, MariaDBTable, rows, run_epoch, write_all
 
 from semel.sinks.errors import CommitFailed, ConnectionLost, InitFailed, WriteFailed
 from semel.sinks.mysql import session
@@ -91,6 +92,41 @@ async def test_a_user_needs_few_rights(table: MariaDBTable, mode: str, strategy:
     assert table.ids() == ([] if mode == "delete" else [0, 1])
 
 
+async def test_with_one_limit_for_all_that_is_idle_only_owners_have_that_of_a_transaction(
+    table: MariaDBTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MySQL 8 has it. A writer may compute for long; an owner between epochs makes another connection."""
+    monkeypatch.setattr(session, "is_mariadb", lambda _: False)
+    async with table.opened(idle_timeout=table.SHORTEST_PAUSE_S) as sink:
+        receipts = await write_all(sink, 0, rows(1))
+        await until_ended(table, sink)
+        with pytest.raises(CommitFailed, match=table.PAUSED):
+            await sink.commit(0, receipts)
+        await sink.abort(0)
+        await run_epoch(sink, 0, rows(1))
+        await until_ended(table, sink)
+        await run_epoch(sink, 1, rows(2))
+    settings = SinkSettings(max_buffered=1)
+    async with table.opened(
+        strategy="staged", idle_timeout=table.SHORTEST_PAUSE_S, settings=settings
+    ) as sink:
+        plan = await sink.begin(2)
+        assert plan is not None
+        writer = plan.writer(0)
+        await writer.write(rows(3))
+        await until_ended(table, sink)
+        await writer.write(rows(4))
+        await sink.commit(2, [await writer.finish()])
+    assert table.ids() == [1, 2, 3, 4]
+
+
+async def until_ended(table: MariaDBTable, sink: SqlSink) -> None:
+    """The server has ended the connection of the sink's owner."""
+    async with asyncio.timeout(WAITING_TIMEOUT_S):
+        while table.has_owner(sink):  # noqa: ASYNC110 - the server does not call
+            await asyncio.sleep(0.05)
+
+
 def make_clerk(table: MariaDBTable) -> None:
     """Who may write, and end no connection but its own."""
     table.query("DROP USER IF EXISTS clerk@'127.0.0.1'")
@@ -162,8 +198,12 @@ async def test_a_connection_that_is_lost_in_a_load_of_a_file_is_lost_as_any_othe
     """More is on its way then than there is room for at either end."""
     async with table.proxied(bulk=False, strategy=strategy) as (proxy, sink):
         proxy.arm("hang up on a file")
+        await sink.begin(0)
+        writer = sink.writer()
         with pytest.raises(ConnectionLost, match="MySQL server has gone away"):
-            await write_all(sink, 0, rows(*range(1_000), value="v" * 50_000))
+            await writer.write(rows(*range(1_000), value="v" * 50_000))
+            await writer.finish()
+        await writer.cancel()  # its thread would be there for the next tests
         assert proxy.has_fired
         await sink.abort(0)
         await run_epoch(sink, 0, rows(1))

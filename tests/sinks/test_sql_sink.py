@@ -30,16 +30,24 @@ from semel.sinks.errors import (
 from semel.sinks.keepalive import ACKNOWLEDGED_WITHIN_MS
 from semel.sinks.receipts import Origin
 from semel.sinks.settings import OnBadRow, SinkSettings
-from semel.sinks.sink import State
-from semel.sinks.sql.columns import Column
-from semel.sinks.sql.dialect import Form, Part
+from semel.sinks.sink import State, WriterPlan
+from semel.sinks.sql import sink as sink_module
+from semel.sinks.sql.columns import Column, Layout
+from semel.sinks.sql.dialect import Form, Part, SqlSession
 from semel.sinks.sql.names import TableName
 from semel.sinks.sql.registry import SqlRegistry
+from semel.sinks.sql.sink import SqlSink
 from semel.sinks.sql.target import Strategy
 
 SHORT = SinkSettings(commit_timeout=2.0, abort_timeout=2.0)
 # What would hang is given up, and shown to hang, after so long.
 PATIENCE_S = 30.0
+
+
+async def begun(sink: SqlSink, epoch: int) -> WriterPlan:
+    plan = await sink.begin(epoch)
+    assert plan is not None
+    return plan
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -339,6 +347,61 @@ async def test_open_waits_for_its_predecessor_before_it_ends_it(table: Table) ->
     assert table.ids() == [1]
 
 
+async def test_an_opener_that_has_died_while_it_waited_keeps_nobody_out(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not look at a client that waits for a lock, and then makes a dead one the owner."""
+    monkeypatch.setattr(sink_module, "PREDECESSOR_GRACE_S", PATIENCE_S)  # nobody ends the first
+    async with table.opened() as first, table.sink() as dead, table.sink() as next_one:
+        await write_all(first, 0, rows(1))
+        dying = asyncio.create_task(dead.open("s"))
+        await table.until_somebody_waits()
+        assert dead._connection.session is not None
+        with table.wire(dead._connection.session) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionLost):
+            await dying
+        opening = asyncio.create_task(next_one.open("s"))
+        await table.until_somebody_waits(2)
+        # A commit would change the row, and PostgreSQL has those who wait for it race for what it is then.
+        await first.abort(0)
+        with pytest.raises(InitFailed, match=f"was taken by process {os.getpid()}.*open it again") as caught:
+            await opening
+        assert not caught.value.is_permanent
+        assert await next_one.open("s") is None
+        await run_epoch(next_one, 0, rows(2))
+    assert table.ids() == [2]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_opener_that_wakes_up_late_leaves_its_successor_the_stage(
+    table: Table, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken the sink, and sleeps before it drops the stages that are there."""
+    asleep, awake = asyncio.Event(), asyncio.Event()
+    # Columns of its own: what it stages goes elsewhere.
+    options = {"columns": {"id": "id"}} if strategy == "staged" else {}
+    async with table.sink(strategy=strategy, **options) as late, table.sink(strategy="staged") as living:
+        make_stages = late._make_stages
+
+        async def wake_up_late(session: SqlSession, layout: Layout) -> None:
+            asleep.set()
+            await awake.wait()
+            await make_stages(session, layout)
+
+        monkeypatch.setattr(late, "_make_stages", wake_up_late)
+        opening = asyncio.create_task(late.open("s"))
+        await asleep.wait()
+        await living.open("s")
+        writer = (await begun(living, 0)).writer(0)
+        awake.set()
+        with pytest.raises(FencedOut, match="owner number 2"):
+            await opening
+        await writer.write(rows(1))
+        await living.commit(0, [await writer.finish()])
+    assert table.ids() == [1]
+
+
 async def test_with_fencing_off_open_leaves_a_living_owner_alone(table: Table) -> None:
     polite = SinkSettings(fence_on_open=False)
     async with table.opened() as old:
@@ -476,6 +539,42 @@ async def test_a_connection_lost_while_writing_spoils_the_epoch_only(table: Tabl
             await writer.write(rows(2))
         await writer.cancel()
         await sink.abort(0)
+        await run_epoch(sink, 0, rows(1))
+    assert table.ids() == [1]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_writers_that_compute_for_longer_than_the_server_lets_others_be_idle_lose_nothing(
+    table: Table, strategy: str
+) -> None:
+    settings = SinkSettings(max_buffered=1)
+    with table.ending_idle_sessions():
+        async with table.opened(strategy=strategy, settings=settings) as sink:
+            writer = (await begun(sink, 0)).writer(0)
+            await writer.write(rows(1))
+            await table.until_it_ends_another()
+            await writer.write(rows(2))
+            await sink.commit(0, [await writer.finish()])
+    assert table.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("ending", ["write", "commit"])
+@pytest.mark.parametrize("on_bad_row", OnBadRow)
+async def test_a_stage_that_was_dropped_is_there_again_when_the_sink_is_opened_anew(
+    table: Table, ending: str, on_bad_row: OnBadRow
+) -> None:
+    settings = SinkSettings(on_bad_row=on_bad_row)
+    async with table.opened(strategy="staged", settings=settings) as sink:
+        writer = (await begun(sink, 0)).writer(0)
+        await writer.write(rows(1))
+        receipts = [await writer.finish()] if ending == "commit" else []
+        table.query(f"DROP TABLE {sink._stage.rows.name}")
+        with pytest.raises((WriteFailed, CommitFailed), match=r"staging table was dropped.*anew") as caught:
+            await sink.commit(0, receipts or [await writer.finish()])
+        assert isinstance(caught.value, CommitFailed if ending == "commit" else WriteFailed)
+        assert not caught.value.is_permanent
+        await writer.cancel()
+    async with table.opened(strategy="staged", settings=settings) as sink:
         await run_epoch(sink, 0, rows(1))
     assert table.ids() == [1]
 

@@ -45,6 +45,8 @@ WRITER_LABEL_PREFIX: Final = "semel-writer:"
 WRITER_LOCKS: Final = 256
 MAX_WRITER_LOCK_TRIES: Final = 16
 LABEL_LOCK_TIMEOUT_S: Final = 5
+# How long a writer may compute between two loads. If its machine is gone, the server's keep-alive is quicker.
+WAIT_TIMEOUT_S: Final = 86_400
 MIN_LOCK_TIMEOUT_S: Final = 1
 
 # Errors in place of adjusted values, and zero is a value; nothing else that changes what is written.
@@ -202,8 +204,7 @@ class MySQLSession(SqlSession):
         self._execute(
             "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', foreign_key_checks = 1"
         )
-        if is_mariadb(self.version):
-            self._execute("SET SESSION idle_transaction_timeout = %s", (ceil(idle_timeout_s),))
+        self._limit_idleness(ceil(idle_timeout_s), is_owner=label.startswith(OWNER_LABEL_PREFIX))
         ((allowed, packet),) = self._fetch("SELECT @@local_infile, @@max_allowed_packet")
         self.loads_files = bool(allowed) and self._wants_local_infile
         self._max_packet_bytes = int(packet or INSERT_BYTES)
@@ -212,6 +213,20 @@ class MySQLSession(SqlSession):
             self._hold_label(label)
         elif label.startswith(WRITER_LABEL_PREFIX):
             self._hold_writer_lock(label)
+
+    def _limit_idleness(self, idle_timeout_s: int, *, is_owner: bool) -> None:
+        """In a transaction it is `idle_timeout_s`, else longer; whatever the server has for others."""
+        if is_mariadb(self.version):
+            # The limit for transactions that have written, or have not, goes before that for both.
+            self._execute(
+                "SET SESSION wait_timeout = %s, idle_transaction_timeout = %s, "
+                "idle_write_transaction_timeout = %s, idle_readonly_transaction_timeout = %s",
+                (WAIT_TIMEOUT_S, idle_timeout_s, idle_timeout_s, idle_timeout_s),
+            )
+        else:
+            # MySQL has one limit, in a transaction or not. An owner that loses its connection between epochs
+            # makes another one.
+            self._execute("SET SESSION wait_timeout = %s", (idle_timeout_s if is_owner else WAIT_TIMEOUT_S,))
 
     def _hold_label(self, label: str) -> None:
         """Others find this connection by its label, and end it by that alone: without it there is none.

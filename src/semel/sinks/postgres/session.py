@@ -38,6 +38,8 @@ COMMIT_DURABLY: Final = (
     "SELECT set_config('synchronous_commit', "
     "coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false)"
 )
+# The first with a limit for sessions that are idle outside a transaction.
+IDLE_SESSIONS_VERSION: Final = 140000
 # How much is handed to the connection at a time: less wakes the loop too often, more fills its buffer.
 SEND_BYTES: Final = 256 * 1024
 # How long a connection that was cut may take to notice.
@@ -108,8 +110,13 @@ async def open_connection(
 
 async def connect(dsn: str, label: str, idle_timeout_s: float) -> "PostgresSession":
     overrides = {"application_name": label, "client_encoding": CLIENT_ENCODING}
-    session = PostgresSession(await open_connection(dsn, {}, overrides))
+    connection = await open_connection(dsn, {}, overrides)
+    session = PostgresSession(connection)
     try:
+        if connection.info.server_version >= IDLE_SESSIONS_VERSION:
+            # Writers compute between two loads for as long as it takes. Without a transaction they keep
+            # nobody waiting, and a client that is gone is noticed by the server's own keep-alive.
+            await session.fetch("SELECT set_config('idle_session_timeout', '0', false)")
         await session.fetch(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, false)", (f"{idle_timeout_s:g}s",)
         )

@@ -1,10 +1,12 @@
 """A failed statement, sorted by what it means. Sessions raise it; sinks make a SinkError of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 from typing import Final
+
+from semel.sinks.sql.names import TableName
 
 
 class Cause(Enum):
@@ -54,6 +56,23 @@ class NotEndedYet(SqlFailure):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, Cause.LOST)
+
+
+@contextmanager
+def expecting_stages(*stages: TableName | None) -> Iterator[None]:
+    """A stage that is gone is made anew by the next `open`; only a target that is gone is gone for good."""
+    try:
+        yield
+    except SqlFailure as failure:
+        # Every server names what is missing, in whatever language.
+        is_stage = any(stage is not None and stage.name in failure.reason for stage in stages)
+        if failure.cause is not Cause.MISSING or not is_stage:
+            raise
+        raise SqlFailure(
+            f"a staging table was dropped while the sink was open: {failure.reason}. Opening the sink anew "
+            f"makes it again",
+            Cause.OTHER,
+        ) from failure
 
 
 @asynccontextmanager

@@ -73,7 +73,7 @@ class SqlRegistry:
         session = await self._connect()
         try:
             is_known = await self._rows.forget(session, sink_id)
-            await drop_stages(self._dialect, session, sink_id)
+            await drop_stages(self._dialect, session, sink_id, owner=None)
             return is_known
         except SqlFailure as failure:
             raise _explained(f"{sink_id!r} was not forgotten", failure) from failure

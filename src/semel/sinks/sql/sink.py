@@ -36,7 +36,14 @@ from semel.sinks.sink import TransactionalSink, WriterPlan
 from semel.sinks.source_group import SourceOffsets
 from semel.sinks.sql.columns import Layout, TableColumn, lay_out
 from semel.sinks.sql.dialect import Dialect, SqlSession
-from semel.sinks.sql.failures import Cause, NotEndedYet, SqlFailure, answered_within, silence
+from semel.sinks.sql.failures import (
+    Cause,
+    NotEndedYet,
+    SqlFailure,
+    answered_within,
+    expecting_stages,
+    silence,
+)
 from semel.sinks.sql.intake import Intake
 from semel.sinks.sql.intake_service import IntakeService, LocalIntake
 from semel.sinks.sql.merge import Merge
@@ -57,6 +64,9 @@ log = logging.getLogger(__name__)
 PREDECESSOR_GRACE_S: Final = 2.0
 TAKE_TIMEOUT_S: Final = 30.0
 MAX_TAKE_ATTEMPTS: Final = 4
+# In which a server that has done the last statement of a client notices that the client is gone.
+DEAD_HOLDER_GRACE_S: Final = 2.0
+DEAD_HOLDER_POLL_S: Final = 0.05
 # Who waits for what, if `open` takes too long, is asked on a connection of its own.
 ASKING_LABEL: Final = "semel open"
 ASKING_TIMEOUT_S: Final = 5.0
@@ -248,7 +258,7 @@ class SqlSink(TransactionalSink):
                 continue
             row = await self._rows.read(session, self.sink_id)
             if not is_taken or row is None or row.owner != self._connection.owner_number:
-                raise self._connection.fenced_by(row)
+                raise await self._not_taken(session, row)
             await session.set_lock_timeout(self.settings.commit_timeout)
             await self._end_writers(session)
             return row
@@ -259,10 +269,32 @@ class SqlSink(TransactionalSink):
             is_permanent=False,
         )
 
+    async def _not_taken(self, session: SqlSession, row: SinkRow | None) -> SinkError:
+        """Another one has the sink; or nobody, if that one has died while it waited for the row.
+
+        A server that has a client wait for a lock does not look whether it is still there, and makes it the
+        owner all the same.
+        """
+        if row is None or row.holder is None or await self._stays(session, row.holder):
+            return self._connection.fenced_by(row)
+        return InitFailed(
+            f"sink {self.sink_id!r} was taken by {row.holder.owner} meanwhile, which has died or closed it "
+            f"since: open it again",
+            is_permanent=False,
+        )
+
+    async def _stays(self, session: SqlSession, holder: Holder) -> bool:
+        deadline = time.monotonic() + DEAD_HOLDER_GRACE_S
+        while await self._dialect.is_alive(session, holder.session_id, holder.label):
+            if time.monotonic() >= deadline:
+                return True
+            await asyncio.sleep(DEAD_HOLDER_POLL_S)
+        return False
+
     async def _consider(self, session: SqlSession, holder: Holder) -> None:
         if self.settings.fence_on_open:
             return
-        if await self._dialect.is_alive(session, holder.session_id, holder.label):
+        if await self._stays(session, holder):
             raise InitFailed(
                 f"sink {self.sink_id!r} is open in {holder.owner}, and fence_on_open is "
                 f"off: stop that one first",
@@ -285,7 +317,7 @@ class SqlSink(TransactionalSink):
     async def _make_stages(self, session: SqlSession, layout: Layout) -> None:
         if self.strategy is Strategy.DIRECT:
             source = TableName(None, MERGE_TABLE)
-            await drop_stages(self._dialect, session, self.sink_id)
+            await drop_stages(self._dialect, session, self.sink_id, owner=self._connection)
             if layout.merges:
                 self._connection.preparation = self._dialect.create_merge_table(layout)
                 await session.execute(self._connection.preparation)
@@ -294,7 +326,7 @@ class SqlSink(TransactionalSink):
             refuses_nulls = self.settings.on_bad_row is OnBadRow.DEAD_LETTER
             self._stage = Stage(self._dialect, self.sink_id, layout, refuses_nulls=refuses_nulls)
             source = self._stage.rows
-            await self._stage.make(session)
+            await self._stage.make(self._connection, session)
             await self._sweep()
         self._merge = Merge(self._dialect, layout, source)
 
@@ -487,10 +519,11 @@ class SqlSink(TransactionalSink):
         stamps = [
             stamp_of(receipt.place, receipt.task, receipt.attempt) for receipt in receipts if receipt.rows
         ]
-        if stamps:
-            moved = await self._merge.move(session, stamps)
-            check_count(moved, sum(receipt.rows for receipt in receipts), self._stage.rows)
-        await self._stage.move_dead_letters(session, receipts)
+        with expecting_stages(self._stage.rows, self._stage.dead_letters):
+            if stamps:
+                moved = await self._merge.move(session, stamps)
+                check_count(moved, sum(receipt.rows for receipt in receipts), self._stage.rows)
+            await self._stage.move_dead_letters(session, receipts)
         await self._mark(session, marker)
         return session
 

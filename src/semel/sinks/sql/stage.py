@@ -12,6 +12,7 @@ from semel.sinks.receipts import Receipt
 from semel.sinks.sql.columns import Layout
 from semel.sinks.sql.dialect import Dialect, SqlSession
 from semel.sinks.sql.names import DEAD_LETTERS_TABLE, WRITER_COLUMN, TableName, stage_prefix
+from semel.sinks.sql.owner_connection import OwnerConnection
 from semel.sinks.sql.tables import make_table
 from semel.sinks.sql.writers import dead_letter_columns, stamp_of
 
@@ -31,11 +32,10 @@ class Stage:
         self.rows = TableName(None, f"{prefix}{_digest(layout, refuses_nulls)}")
         self.dead_letters = TableName(None, f"{prefix}dead")
 
-    async def make(self, session: SqlSession) -> None:
+    async def make(self, connection: OwnerConnection, session: SqlSession) -> None:
         """And drops those that the sink had before."""
-        await drop_stages(
-            self._dialect, session, self._sink_id, kept=(self.rows.name, self.dead_letters.name)
-        )
+        kept = (self.rows.name, self.dead_letters.name)
+        await drop_stages(self._dialect, session, self._sink_id, owner=connection, kept=kept)
         letters = dead_letter_columns(self._dialect)
         for table, columns in ((self.rows, self._columns), (self.dead_letters, letters)):
             statement = self._dialect.create_stage(table, columns, refuses_nulls=self._refuses_nulls)
@@ -58,12 +58,27 @@ class Stage:
 
 
 async def drop_stages(
-    dialect: Dialect, session: SqlSession, sink_id: str, *, kept: Collection[str] = ()
+    dialect: Dialect,
+    session: SqlSession,
+    sink_id: str,
+    *,
+    owner: OwnerConnection | None,
+    kept: Collection[str] = (),
 ) -> None:
-    """All that the sink has but those that are kept: it may have had other columns, or another strategy."""
+    """All that the sink has but those that are kept: it may have had other columns, or another strategy.
+
+    Each with the sink's row locked for `owner`: one that was asleep since it took the sink must not drop its
+    successor's. MySQL gives the row free within DROP, before it has dropped: a successor that takes the sink
+    in that moment, and uses that table, loses it, and so its epoch, but no rows.
+    """
     for old in await dialect.stages(session, stage_prefix(sink_id)):
         if old.name not in kept:
-            await session.execute(f"DROP TABLE {dialect.quote_table(old)}")
+            if owner is None:  # the sink was forgotten, there is no row
+                await session.begin()
+            else:
+                await owner.lock_row(session)
+            await session.execute(f"DROP TABLE IF EXISTS {dialect.quote_table(old)}")
+            await session.commit()
 
 
 def check_count(moved: int, promised: int, where: TableName) -> None:

@@ -23,7 +23,7 @@ from semel.sinks.service import ServiceAddress, require_shared
 from semel.sinks.sink import Rows, Writer, WriterPlan
 from semel.sinks.sql.columns import Column, Layout
 from semel.sinks.sql.dialect import Dialect, Form, Loaded, SqlSession
-from semel.sinks.sql.failures import OF_A_ROW, SqlFailure, answered_within
+from semel.sinks.sql.failures import OF_A_ROW, SqlFailure, answered_within, expecting_stages
 from semel.sinks.sql.intake import load_all, write_error
 from semel.sinks.sql.intake_service import IntakeWay, LocalIntake, RemoteIntake
 from semel.sinks.sql.json_texts import row_text
@@ -230,10 +230,11 @@ class StagedWriter(BufferingWriter):
         if self._session is None:
             async with answered_within(self._write_timeout):
                 self._session = await self._dialect.connect(self._label)
-        if self._dead_stage is None:
-            await self._stage_rows(self._session, table)
-        else:
-            await self._stage_good_rows(self._session, table, self._dead_stage)
+        with expecting_stages(self._stage, self._dead_stage):
+            if self._dead_stage is None:
+                await self._stage_rows(self._session, table)
+            else:
+                await self._stage_good_rows(self._session, table, self._dead_stage)
 
     async def _stage_rows(self, session: SqlSession, table: pa.Table) -> None:
         form = session.form(self._stage, self._columns, self._stamp)
