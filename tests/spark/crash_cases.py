@@ -186,7 +186,7 @@ def expected_totals() -> Counter[Content]:
 
 
 def expected(pipeline: str) -> Counter[Content]:
-    if pipeline == "unkeyed":
+    if pipeline.startswith("unkeyed"):
         return expected_values()
     if "totals" in pipeline:
         return expected_totals()

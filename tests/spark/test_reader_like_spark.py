@@ -14,6 +14,7 @@ from broker_process import BrokerProcess
 from spark_cases import Row, alter_topic, committed_records, create_topic, produce, produce_transaction
 
 import semel.spark
+from row_checks import about_rows, check_rows
 from semel.spark.reader import Connector, has_jvm_connector
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def assert_same_rows(spark: SparkSession, bootstrap: str, topic: str, tmp_path: 
     batches = [
         rows_of(semel.spark.read_batch(spark, bootstrap, topic, connector=each)) for each in CONNECTORS
     ]
-    assert batches[0] == batches[1]
+    with about_rows():
+        assert batches[0] == batches[1]
     streams = [
         rows_of(
             as_stream(
@@ -107,9 +109,10 @@ def assert_same_rows(spark: SparkSession, bootstrap: str, topic: str, tmp_path: 
         )
         for each in CONNECTORS
     ]
-    assert streams == batches
-    own = [(partition, record.offset) for partition, record in committed_records(bootstrap, topic)]
-    assert sorted((row[0], row[1]) for row in batches[0]) == sorted(own)
+    with about_rows():
+        assert streams == batches
+    own = ((partition, record.offset) for partition, record in committed_records(bootstrap, topic))
+    check_rows(((row[0], row[1]) for row in batches[0]), own)
     return len(batches[0])
 
 
@@ -131,7 +134,9 @@ def test_both_see_the_same_rows_among_aborted_transactions_and_markers(
 ) -> None:
     create_topic(bootstrap, topic, partitions=2)
     write_history(bootstrap, topic)
-    assert assert_same_rows(spark, bootstrap, topic, tmp_path) == 12 * 20 - 3 * 20 + 3
+    rows = assert_same_rows(spark, bootstrap, topic, tmp_path)
+    with about_rows():
+        assert rows == 12 * 20 - 3 * 20 + 3
 
 
 def test_both_see_the_same_rows_across_what_compaction_took_away(
@@ -160,7 +165,9 @@ def test_both_see_the_same_rows_across_what_compaction_took_away(
         time.sleep(2)
     offsets = [record.offset for _, record in left]
     assert max(offsets) - min(offsets) >= len(offsets)
-    assert assert_same_rows(spark, bootstrap, topic, tmp_path) == len(left)
+    rows = assert_same_rows(spark, bootstrap, topic, tmp_path)
+    with about_rows():
+        assert rows == len(left)
 
 
 def test_auto_takes_sparks_own_where_it_is_there(

@@ -398,6 +398,7 @@ PIPELINES: dict[str, Callable[[Pipeline], semel.spark.PipelineQuery]] = {
     "keyed": lambda to: to.into_topic(to.orders()),
     "unkeyed": lambda to: to.into_topic(to.orders(), key=None),
     "recut": lambda to: to.into_topic(recut(to)),
+    "unkeyed_recut": lambda to: to.into_topic(recut(to), key=None),
     "windows0": lambda to: to.into_topic(to.windows(state_format=0)),
     "windows": lambda to: to.into_topic(to.windows(state_format=1)),
     "windows2": lambda to: to.into_topic(to.windows(state_format=2)),

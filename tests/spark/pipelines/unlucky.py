@@ -45,6 +45,8 @@ GATE_TIMEOUT_S = 120.0
 POLL_S = 0.05
 # Longer than Spark waits before it makes a copy, and than the copy waits for its original.
 SLOW_S = 20.0
+# Longer than a copy needs to end that waits for nobody, and shorter than it is to wait.
+BRIEF_S = 1.0
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 # So few at a time, from one Python to the next and from there to the target, that rows which come before one
 # that fails are there when it does.
@@ -300,6 +302,33 @@ def slow_once(place: Path) -> PassOn:
     return pass_on
 
 
+def slow_until_copied(place: Path) -> PassOn:
+    """User code that holds the first attempt of one task until a copy has read all rows, and not for long."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        slow = place / f"slow-{context.partitionId()}"
+        for number, batch in enumerate(batches):
+            if number == FEW_BATCHES and context.attemptNumber() == 0 and strikes(place):
+                (place / "slow").write_text(str(await_rows(place)))
+                (place / "slow").rename(slow)
+                await_copy(place)
+                time.sleep(BRIEF_S)
+            yield batch
+        if context.attemptNumber() > 0 and slow.exists():
+            slow.rename(place / "struck")  # this is the copy
+
+    return pass_on
+
+
+def await_copy(place: Path) -> None:
+    give_up = time.monotonic() + GATE_TIMEOUT_S
+    while not (place / "struck").exists():
+        assert time.monotonic() < give_up, f"no copy of the slow task of {place} in {GATE_TIMEOUT_S:g} s"
+        time.sleep(POLL_S)
+
+
 def kill_an_executor(gate: Path) -> None:
     """The one in which task 0 has written everything."""
     worker = psutil.Process(await_writer(gate))
@@ -332,6 +361,7 @@ IN_CODE: dict[str, Callable[[Path], PassOn]] = {
     "first_row": fails_at_first_row,
     "last_row": fails_at_last_row,
     "speculation": slow_once,
+    "patience": slow_until_copied,
 }
 TO_WRITERS: dict[str, Callable[[Path], None]] = {
     "executor": kill_an_executor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,10 +158,16 @@ class BrokenPlan(WriterPlan):
         return BrokenWriter(self._where)
 
 
+def context(**numbers: int) -> SimpleNamespace:
+    """What a task learns of itself; the first attempt of the first task, unless it is said otherwise."""
+    names = ("attemptNumber", "stageId", "taskAttemptId", "partitionId")
+    fields = {name: partial(numbers.get, name, 0) for name in names}
+    return SimpleNamespace(get=lambda: SimpleNamespace(**fields))
+
+
 @pytest.fixture
 def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = dict.fromkeys(("attemptNumber", "stageId", "taskAttemptId", "partitionId"), lambda: 0)
-    monkeypatch.setattr(tasks, "TaskContext", SimpleNamespace(get=lambda: SimpleNamespace(**numbers)))
+    monkeypatch.setattr(tasks, "TaskContext", context())
 
 
 def outcome_of(where: str, batches: Iterator[pa.RecordBatch]) -> Any:
@@ -193,3 +200,89 @@ def test_an_error_of_the_users_code_stays_what_it_is() -> None:
 
     with pytest.raises(ZeroDivisionError):
         outcome_of("nowhere", rows())
+
+
+# Attempts after the first
+
+
+class Sleeps:
+    """Time that only passes by: how long somebody slept, and what had happened until then."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
+    def sleep(self, seconds: float) -> None:
+        self._happened.append(f"slept {seconds:g} s")
+
+
+class WatchedPlan(WriterPlan):
+    """Says when a writer is made."""
+
+    def __init__(self, happened: list[str]) -> None:
+        self._happened = happened
+
+    def writer(self, task: int, attempt: str = "0", *, tasks: int = 1) -> Writer:
+        self._happened.append("made a writer")
+        return BrokenWriter("nowhere")
+
+
+class SecondAttempt:
+    """Of task 3, on a topic; `happened` is what it did, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happened: list[str] = []
+        monkeypatch.setattr(tasks, "TaskContext", context(attemptNumber=1, partitionId=3))
+        monkeypatch.setattr(tasks, "time", Sleeps(self.happened))
+
+    def rows(self, failure: Exception | None = None) -> Iterator[pa.RecordBatch]:
+        for _ in range(2):
+            yield ONE_ROW
+        self.happened.append("read all rows")
+        if failure is not None:
+            raise failure
+
+    def run(
+        self, batches: Iterator[pa.RecordBatch], *, one_attempt: bool = True, grace_s: float = 0.0
+    ) -> Any:
+        task = WriteTask(WatchedPlan(self.happened), 4, one_attempt=one_attempt, grace_s=grace_s)
+        (outcome,) = task.run(batches)
+        return pickle.loads(outcome.column(0)[0].as_py())
+
+
+@pytest.fixture
+def second_attempt(monkeypatch: pytest.MonkeyPatch) -> SecondAttempt:
+    return SecondAttempt(monkeypatch)
+
+
+def test_a_second_attempt_at_a_task_writes_nothing_and_spoils_the_epoch_when_its_first_had_time_to_win(
+    second_attempt: SecondAttempt,
+) -> None:
+    outcome = second_attempt.run(second_attempt.rows(), grace_s=20.0)
+    assert isinstance(outcome, WriteFailed) and not outcome.is_permanent
+    assert "task 3 was tried again (attempt 1)" in str(outcome)
+    assert second_attempt.happened == ["read all rows", "slept 20 s"]
+
+
+def test_an_error_of_the_users_code_is_met_again_by_a_second_attempt_and_is_what_it_tells(
+    second_attempt: SecondAttempt,
+) -> None:
+    with pytest.raises(ZeroDivisionError, match="the user's"):
+        second_attempt.run(second_attempt.rows(ZeroDivisionError("the user's")), grace_s=20.0)
+    assert second_attempt.happened == ["read all rows"]
+
+
+def test_a_second_attempt_writes_anew_where_rows_are_staged(second_attempt: SecondAttempt) -> None:
+    outcome = second_attempt.run(second_attempt.rows(), one_attempt=False, grace_s=20.0)
+    assert isinstance(outcome, Receipt)
+    assert second_attempt.happened == ["made a writer", "read all rows"]
+
+
+@pytest.mark.parametrize(
+    ("speculates", "graces_s"), [("true", [5, 10, 20]), ("false", [0, 0, 0]), (None, [0, 0, 0])]
+)
+def test_a_second_attempt_waits_where_spark_makes_copies_of_slow_tasks_and_longer_each_time(
+    speculates: str | None, graces_s: list[float]
+) -> None:
+    settings = {} if speculates is None else {"spark.speculation": speculates}
+    batch: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=settings))
+    assert [epochs._grace_s(batch, attempt) for attempt in range(3)] == graces_s
