@@ -253,6 +253,14 @@ def require_shared(service: ServiceAddress | None) -> ServiceAddress:
     return service
 
 
+def owner_away(what_failed: str, service: ServiceAddress, error: Exception) -> WriteFailed:
+    """What a writer raises that cannot talk with its owner."""
+    return WriteFailed(
+        f"{what_failed} the sink's owner at {service.address}: {str(error) or type(error).__name__}. Is the "
+        "owner alive, and can this machine reach it? `share(host)` says where it listens"
+    )
+
+
 def _this_task() -> asyncio.Task[None]:
     return cast("asyncio.Task[None]", asyncio.current_task())
 

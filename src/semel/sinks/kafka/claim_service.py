@@ -16,7 +16,7 @@ from semel.sinks.errors import WriteFailed
 from semel.sinks.kafka.claims import ClaimBook
 from semel.sinks.kafka.topics import TopicShape
 from semel.sinks.receipts import Attempt
-from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial
+from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial, owner_away
 
 
 class Claims(ABC):
@@ -201,11 +201,7 @@ class RemoteClaims(Claims):
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._answered(attempt, fields)
         except (OSError, ValueError, TimeoutError) as error:
-            raise WriteFailed(
-                f"{attempt} could not claim {what} from the sink's owner at {self._service.address}: "
-                f"{str(error) or type(error).__name__}. Is the owner alive, and can this machine reach it? "
-                "`share(host)` says where it listens"
-            ) from error
+            raise owner_away(f"{attempt} could not claim {what} from", self._service, error) from error
         if _REFUSED in answer:
             raise WriteFailed(str(answer[_REFUSED]))
         return answer

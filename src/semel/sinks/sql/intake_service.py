@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from semel.sinks.errors import ConnectionLost, FencedOut, SinkError, WriteFailed
 from semel.sinks.receipts import Attempt
-from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial
+from semel.sinks.service import Channel, HomeLoop, OwnerService, ServiceAddress, dial, owner_away
 from semel.sinks.sql.dialect import Loaded, Part
 from semel.sinks.sql.intake import Intake
 
@@ -148,11 +148,7 @@ class RemoteIntake(IntakeWay):
         try:
             yield
         except (OSError, ValueError, TimeoutError) as error:
-            raise WriteFailed(
-                f"rows could not be brought to the sink's owner at {self._service.address}: "
-                f"{str(error) or type(error).__name__}. Is the owner alive, and can this machine reach it? "
-                "`share(host)` says where it listens"
-            ) from error
+            raise owner_away("rows could not be brought to", self._service, error) from error
 
 
 async def _send(channel: Channel, part: Part) -> None:
