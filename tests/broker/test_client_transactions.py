@@ -7,7 +7,8 @@ import pickle
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,18 @@ async def test_the_second_instance_fences_the_first_and_not_the_other_way_round(
     assert await read_committed(cluster, topic) == [[b"new"]]
 
 
+@asynccontextmanager
+async def successor(cluster: Cluster, topic: str, options: TransactionOptions) -> AsyncIterator[None]:
+    """A second instance, in the midst of a transaction that in the end is there, and nothing else is."""
+    async with TransactionalProducer(cluster, topic, options) as new:
+        await new.begin()
+        await new.send(topic, b"new")
+        await new.flush()
+        yield
+        await new.commit()
+    assert await read_committed(cluster, topic) == [[b"new"]]
+
+
 async def test_an_instance_that_slept_between_transactions_does_not_disturb_its_successor(
     cluster: Cluster, options: TransactionOptions, topic: str
 ) -> None:
@@ -233,18 +246,13 @@ async def test_an_instance_that_slept_between_transactions_does_not_disturb_its_
     await old.commit_offsets(GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(1)})
     await old.commit()
     await old._take_next_identity()  # it falls asleep here
-    async with TransactionalProducer(cluster, topic, options) as new:
-        await new.begin()
-        await new.send(topic, b"new")
-        await new.flush()
+    async with successor(cluster, topic, options):
         await old.begin()  # and wakes up
         with pytest.raises(FencedError):
             await old.commit_offsets(
                 GroupMetadata(f"group-{topic}"), {TopicPartition(topic, 0): CommittedOffset(2)}
             )
         await old.close()
-        await new.commit()
-    assert await read_committed(cluster, topic) == [[b"new"]]
     assert (await fetch_offsets(cluster, f"group-{topic}", [TopicPartition(topic, 0)])).popitem()[
         1
     ].offset == 1
@@ -259,15 +267,10 @@ async def test_an_instance_that_was_replaced_before_anybody_wrote_does_not_distu
     await old.open()
     await old.begin()
     old.handle()  # its writers have not come so far as to write
-    async with TransactionalProducer(cluster, topic, options) as new:
-        await new.begin()
-        await new.send(topic, b"new")
-        await new.flush()
+    async with successor(cluster, topic, options):
         with pytest.raises(FencedError):
             await end(old)
         await old.close()
-        await new.commit()
-    assert await read_committed(cluster, topic) == [[b"new"]]
 
 
 class CutOff(Cluster):
@@ -291,15 +294,10 @@ async def test_an_instance_that_was_cut_off_right_after_its_commit_does_not_dist
         await old.add_partitions([TopicPartition(topic, 0)])
         await old.commit()
         cut_off.is_cut = True
-        async with TransactionalProducer(cluster, topic, VERSION_1) as new:
-            await new.begin()
-            await new.send(topic, b"new")
-            await new.flush()
+        async with successor(cluster, topic, VERSION_1):
             cut_off.is_cut = False
             with pytest.raises(FencedError):
                 await old.begin()
-            await new.commit()
-    assert await read_committed(cluster, topic) == [[b"new"]]
 
 
 async def test_an_instance_that_was_cut_off_right_after_its_commit_goes_on(
