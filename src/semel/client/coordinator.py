@@ -120,10 +120,11 @@ class TransactionCoordinator:
         if ApiKey.DESCRIBE_TRANSACTIONS in connection.versions:  # Kafka 3.0 and later
             looking = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
             seen = await connection.request(looking, DescribeTransactionsResponse)
-            if any(each.transaction_state == ONGOING for each in seen.transaction_states):
-                raise broker_error(
-                    ErrorCode.PRODUCER_FENCED, f"{self._name} has ended its transaction, and another is open"
-                )
+            for each in seen.transaction_states:
+                check(each.error_code, f"{self._name} cannot see whether another has a transaction")
+                if each.transaction_state == ONGOING:
+                    why = f"{self._name} has ended its transaction, and another is open"
+                    raise broker_error(ErrorCode.PRODUCER_FENCED, why)
         return await self._init_producer_id(request)
 
     async def _init_producer_id(self, request: InitProducerIdRequest) -> Identified:

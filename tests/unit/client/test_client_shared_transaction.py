@@ -450,13 +450,15 @@ async def test_version_1_gives_an_unused_handle_an_epoch_of_its_own(end: Any) ->
 
 @pytest.mark.parametrize("state", ["Ongoing", "Empty"])
 async def test_version_1_looks_for_a_successors_transaction_before_it_asks_again(state: str) -> None:
-    def describe(broker: FakeBroker, request: Any) -> DescribeTransactionsResponse:
-        seen = TransactionState(transactional_id="id", transaction_state=state)
-        return DescribeTransactionsResponse(transaction_states=[seen])
+    def answer(code: int, state: str) -> Any:
+        seen = TransactionState(error_code=code, transactional_id="id", transaction_state=state)
+        return lambda broker, request: DescribeTransactionsResponse(transaction_states=[seen])
+
+    does_not_know_yet = answer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "")
 
     async with FakeBroker({"t": 1}) as broker, Cluster(broker.bootstrap) as cluster:
         broker.versions[ApiKey.DESCRIBE_TRANSACTIONS] = (0, 0)
-        broker.misbehave(ApiKey.DESCRIBE_TRANSACTIONS, describe)
+        broker.misbehave(ApiKey.DESCRIBE_TRANSACTIONS, does_not_know_yet, answer(ErrorCode.NONE, state))
         producer = await begun(cluster, VERSION_1)
         broker.misbehave(ApiKey.INIT_PRODUCER_ID, hang_up)
         await producer.commit()
